@@ -263,7 +263,11 @@ async def _put(
         "s3cache-producer": header.producer,
     }
     # Look first: it saves sending the bytes, and some servers ignore the condition.
-    if not await _exists(store, name):
+    try:
+        exists = await store.head(name) is not None
+    except AccessDeniedError:  # we may be allowed to write nevertheless
+        exists = False
+    if not exists:
         try:
             await store.put(name, entry.data, mode="create", metadata=metadata)
             return "written"
@@ -283,19 +287,8 @@ async def _put(
     return "written"
 
 
-async def _exists(store: Store, name: str) -> bool:
-    try:
-        return await store.head(name) is not None
-    except AccessDeniedError:  # we may be allowed to write nevertheless
-        return False
-
-
 async def _read(store: Store, name: str, admit: TrustCheck | None) -> Frame | None:
-    """Return the entry at ``name``, or None if it is absent, or damaged in two equal reads.
-
-    Raises:
-        TransientError: two reads differ, so the stored object may be sound.
-    """
+    """Return the entry at ``name``, or None if it is absent, or damaged in two equal reads."""
     damaged = None
     for _ in range(2):
         data = await store.get(name)
@@ -305,4 +298,5 @@ async def _read(store: Store, name: str, admit: TrustCheck | None) -> Frame | No
             return await asyncio.to_thread(verify, name, data, admit=admit)
         except CorruptError:
             damaged = data
+    # The stored object may be sound.
     raise TransientError("reads of one object differ", op="get", store=store.url, key=name)

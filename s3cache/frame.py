@@ -286,11 +286,11 @@ def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
         raise TruncatedError("frame payload", len(view), head.size)
     if len(view) > head.size:
         raise CorruptError("frame end", f"{len(view) - head.size} bytes follow the last section")
-    found = Frame(head.header, head.digest, head.signatures, head.size, data, view)
-    for section, stored in found._stored():
+    entry = Frame(head.header, head.digest, head.signatures, head.size, data, view)
+    for section, stored in entry._stored():
         if _sha256(stored).digest() != section.digest:
             raise CorruptError(f"section {section.name!r}", "its bytes do not match their digest")
-    return found
+    return entry
 
 
 def decode_head(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Head:

@@ -296,14 +296,14 @@ def _algorithm_of(signer: Signer) -> Algorithm:
 
 def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes, Algorithm]:
     """Parse a key; ``size`` is the size of an Ed25519 key."""
-    name, _, rest = text.strip().partition(":")
+    name, _, encoded = text.strip().partition(":")
     check_name(f"{thing}: name", name)
     algorithm = Algorithm.ED25519
-    if rest.startswith(f"{_HMAC}:"):
-        algorithm, rest = Algorithm.HMAC_SHA256, rest.partition(":")[2]
+    if encoded.startswith(f"{_HMAC}:"):
+        algorithm, encoded = Algorithm.HMAC_SHA256, encoded.partition(":")[2]
     shown = thing if may_be_a_key(name) else f"{thing} {name!r}"
     try:
-        key = base64.b64decode(rest, validate=True)
+        key = base64.b64decode(encoded, validate=True)
     except ValueError:
         raise ConfigError(shown, "is not base64 after its name", fix) from None
     if algorithm is Algorithm.HMAC_SHA256:
@@ -433,16 +433,16 @@ class Policy:
 
     def _problem(self, signature: Signature, digest: bytes) -> Cause | None:
         """Return the problem with a signature, or None."""
-        named = [each for each in self.trusted if each.key.name == signature.signer]
+        named = [trusted for trusted in self.trusted if trusted.key.name == signature.signer]
         if not named:
             return "unknown-key"
-        proving = [each for each in named if each.key.proves(signature, digest)]
+        proving = [trusted for trusted in named if trusted.key.proves(signature, digest)]
         if not proving:
             return "bad-signature"
-        valid = [each for each in proving if each.key.fingerprint not in self.revoked_keys]
+        valid = [trusted for trusted in proving if trusted.key.fingerprint not in self.revoked_keys]
         if not valid:
             return "revoked"
-        if all(each.audience != signature.audience for each in valid):
+        if all(trusted.audience != signature.audience for trusted in valid):
             return "other-audience"
         now = self.now()
         if signature.issued_s > now + _SKEW_S or 0 < signature.expires_s <= now:

@@ -70,7 +70,11 @@ class Artifact:
         sections = {_ENTRY: self.entry}
         sections |= {_KERNEL + name: image for name, image in self.kernels.items()}
         if self.sources:
-            sections[_CODE] = _compiled(self.sources)
+            codes = {
+                _digest(text): marshal.dumps(compile(text, "<s3cache>", "exec", dont_inherit=True))
+                for text in self.sources
+            }
+            sections[_CODE] = marshal.dumps((MAGIC_NUMBER, codes))
         if self.parts:
             parts = {name: dict(texts) for name, texts in self.parts.items()}
             sections[_PARTS] = json.dumps(parts, separators=(",", ":")).encode()
@@ -120,14 +124,6 @@ class Artifact:
             }
         except (AttributeError, RecursionError, ValueError):
             return {}
-
-
-def _compiled(sources: Sequence[str]) -> bytes:
-    codes = {
-        _digest(each): marshal.dumps(compile(each, "<s3cache>", "exec", dont_inherit=True))
-        for each in sources
-    }
-    return marshal.dumps((MAGIC_NUMBER, codes))
 
 
 def _digest(source: str) -> str:
@@ -287,12 +283,12 @@ def computes(module: str, name: str) -> bool:
     return module in internals.COMPUTING or (module == internals.FUNCTIONS and name != "from_file")
 
 
-def refused(found: object, why: str = "is nothing that a compiled graph needs") -> CorruptError:
+def refused(named: object, why: str = "is nothing that a compiled graph needs") -> CorruptError:
     """Return the error for a name, or for an object, that an entry must not use."""
-    name = found
-    if not isinstance(found, str):
-        names = [getattr(found, each, "") for each in ("__module__", "__qualname__")]
-        name = ".".join(map(str, names)) if all(names) else f"of a {type(found).__qualname__}"
+    name = named
+    if not isinstance(named, str):
+        names = [getattr(named, each, "") for each in ("__module__", "__qualname__")]
+        name = ".".join(map(str, names)) if all(names) else f"of a {type(named).__qualname__}"
     opaque = internals.script_object.get()
     if name == f"{opaque.__module__}.{opaque.__qualname__}":
         why = "has a device mesh, as each DTensor has, which torch cannot save with a whole graph"
@@ -341,11 +337,9 @@ INSTEAD: Final[Mapping[str, Function[object]]] = {
 
 
 class _Careful(pickle._Unpickler):
-    """Python's slow unpickler in Python, which lets us intercept calls.
+    """Calls listed names only; makes other objects without their constructors and functions."""
 
-    Listed names are called. An object of any other class is created without its constructor, and
-    its attributes are set without its functions.
-    """
+    # Python's slow unpickler in Python, which lets us intercept calls.
 
     stack: list[object]
     memo: dict[int, object]
@@ -361,12 +355,12 @@ class _Careful(pickle._Unpickler):
         if full in self._stand_ins:
             return self._stand_ins[full]
         check_imported(module, name)
-        found: object = super().find_class(module, name)
+        target: object = super().find_class(module, name)
         if is_listed(module, name):
-            self._listed.append(found)
-        elif not _may_be_named(module, name, found):
+            self._listed.append(target)
+        elif not _may_be_named(module, name, target):
             raise refused(full)
-        return found
+        return target
 
     def _is_listed(self, found: object) -> bool:
         return any(found is each for each in self._listed)
@@ -382,28 +376,22 @@ class _Careful(pickle._Unpickler):
             raise refused(function, "is called while an entry is read")
         _LOADS[pickle.REDUCE[0]](self)
 
-    def _load_new(self) -> None:
-        self._check_new(*self.stack[-2:])
-        _LOADS[pickle.NEWOBJ[0]](self)
-
-    def _load_new_with_names(self) -> None:
-        cls, args, kwargs = self.stack[-3:]
-        self._check_new(cls, (*cast("Iterable[object]", args), kwargs))
-        _LOADS[pickle.NEWOBJ_EX[0]](self)
-
-    def _check_new(self, cls: object, args: object) -> None:
-        if not (self._is_listed(cls) or _is_inert(cls) or _is_node(cls, args)):
+    def _load_new(self, *, has_names: bool = False) -> None:
+        cls, args, *names = self.stack[-3 if has_names else -2 :]
+        operands = (*cast("Iterable[object]", args), *names)
+        if not (self._is_listed(cls) or _is_inert(cls) or _is_node(cls, operands)):
             raise refused(cls, _WOULD_RUN)
+        _LOADS[(pickle.NEWOBJ_EX if has_names else pickle.NEWOBJ)[0]](self)
 
     def _load_build(self) -> None:
-        made = self.stack[-2]
-        sets = getattr(type(made), "__setstate__", None)
-        if isinstance(made, (type, FunctionType, ModuleType)) or (
+        instance = self.stack[-2]
+        sets = getattr(type(instance), "__setstate__", None)
+        if isinstance(instance, (type, FunctionType, ModuleType)) or (
             isinstance(sets, FunctionType)
-            and not self._is_listed(type(made))
+            and not self._is_listed(type(instance))
             and sets.__module__.partition(".")[0] not in _SET_STATES
         ):
-            raise refused(type(made), _WOULD_RUN)
+            raise refused(type(instance), _WOULD_RUN)
         _LOADS[pickle.BUILD[0]](self)
 
     def _load_old(self) -> None:
@@ -411,38 +399,34 @@ class _Careful(pickle._Unpickler):
 
     dispatch[pickle.REDUCE[0]] = _load_reduce
     dispatch[pickle.NEWOBJ[0]] = _load_new
-    dispatch[pickle.NEWOBJ_EX[0]] = _load_new_with_names
+    dispatch[pickle.NEWOBJ_EX[0]] = functools.partial(_load_new, has_names=True)
     dispatch[pickle.BUILD[0]] = _load_build
     dispatch[pickle.OBJ[0]] = dispatch[pickle.INST[0]] = _load_old
 
 
-def _may_be_named(module: str, name: str, found: object) -> bool:
+def _may_be_named(module: str, name: str, target: object) -> bool:
     import torch
 
     package = module.partition(".")[0]
-    if isinstance(found, (FunctionType, BuiltinFunctionType)) and computes(module, name):
-        return found.__module__ is None or found.__module__ == module
-    if not isinstance(found, (type, FunctionType)):
+    if isinstance(target, (FunctionType, BuiltinFunctionType)) and computes(module, name):
+        return target.__module__ is None or target.__module__ == module
+    if not isinstance(target, (type, FunctionType)):
         # A type or format of data
-        return type(found).__module__ == "torch" and type(found).__name__ in internals.FORMATS
+        return type(target).__module__ == "torch" and type(target).__name__ in internals.FORMATS
     # Only under the name of its definition, not where it was imported.
-    if (found.__module__, found.__qualname__) != (module, name):
+    if (target.__module__, target.__qualname__) != (module, name):
         return False
     is_of_python = package in sys.stdlib_module_names
-    if isinstance(found, type):
-        if _is_exception(found):
+    if isinstance(target, type):
+        if _is_exception(target):
             return True
-        if _is_data(found):
+        is_named = issubclass(target, tuple) and hasattr(target, "_fields")
+        if is_named or isinstance(target, enum.EnumMeta) or dataclasses.is_dataclass(target):
             return not is_of_python
-        is_tensor = issubclass(found, torch.Tensor)
-        if is_tensor or found.__module__ == internals.VIEWS or _is_expression(found):
+        is_tensor = issubclass(target, torch.Tensor)
+        if is_tensor or target.__module__ == internals.VIEWS or _is_expression(target):
             return True
     return package not in _KNOWN and not is_of_python
-
-
-def _is_data(cls: type) -> bool:
-    named = issubclass(cls, tuple) and hasattr(cls, "_fields")
-    return named or isinstance(cls, enum.EnumMeta) or dataclasses.is_dataclass(cls)
 
 
 def _is_expression(cls: type) -> bool:

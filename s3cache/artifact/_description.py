@@ -145,12 +145,12 @@ def description(header: Header) -> dict[str, object] | None:
         if not inflating.eof or inflating.unused_data:
             raise ValueError("too large, truncated, or followed by other data")
         limits = dict.fromkeys(("max_array_len", "max_map_len"), _MAX_ITEMS)
-        found: object = msgpack.unpackb(plain, max_ext_len=0, **limits)
+        graph: object = msgpack.unpackb(plain, max_ext_len=0, **limits)
     except (zlib.error, msgpack.UnpackException, TypeError, ValueError) as exc:
         raise CorruptError("runtime", f"is malformed ({exc!r})") from None
-    if not isinstance(found, dict):
-        raise CorruptError("runtime", f"describes {type(found).__name__}")
-    return found
+    if not isinstance(graph, dict):
+        raise CorruptError("runtime", f"describes {type(graph).__name__}")
+    return graph
 
 
 def inputs_and_outputs(graph: Mapping[str, object]) -> list[tuple[str, object]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from s3cache import entries, frame
 from s3cache.cache._results import CacheEvents, Hit, Miss, NotSaved, Retry, Saved
@@ -53,9 +54,6 @@ from s3cache.trust import pack, sign
 from s3cache.util.logs import Problems, logger_of
 from s3cache.util.threads import call_in_child
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _T = TypeVar("_T")
 
 logger = logger_of("storage")
@@ -78,7 +76,7 @@ _MAX_REJECTED, _MAX_FETCHED = 32, 256
 
 
 @dataclass(eq=False)
-class CandidateLookup:
+class CandidateLookup(AbstractContextManager["CandidateLookup"]):
     """The entries under one key; the caller accepts at most one.
 
     ::
@@ -196,9 +194,6 @@ class CandidateLookup:
                 self._counters.add(hit.tier, **counts)
         return hit or Miss(reason, self._elapsed_s, self._error)
 
-    def __enter__(self) -> CandidateLookup:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -225,13 +220,13 @@ class CandidateLookup:
     def _in_local(self) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; only others need a listing.
         usual = (self._first, entries.variant_name(self._key, ""))
-        found, offered = self._attempt(lambda: self._local.search(self._key, usual)), ""
-        if isinstance(found, tuple):
-            offered, data, entry = found
+        present, offered = self._attempt(lambda: self._local.search(self._key, usual)), ""
+        if isinstance(present, tuple):
+            offered, data, entry = present
             entry = entry or self._attempt(lambda: self._local.verify(offered, data))
             yield from self._offer("local", offered, entry)
-            found = self._attempt(lambda: self._local.search(self._key, ()))
-        for info in found if isinstance(found, list) else ():
+            present = self._attempt(lambda: self._local.search(self._key, ()))
+        for info in present if isinstance(present, list) else ():
             if info.key != offered:
                 yield from self._load(info.key)
 
@@ -310,7 +305,7 @@ class CandidateLookup:
 # -- the engine
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """The tiers of a :class:`Cache`, with what torch's hooks and features need beyond it.
 
     These are kinds of entries, candidates of a lookup, events, and records.
@@ -365,9 +360,6 @@ class Engine:
         self._begin(self.local.disk)
         if self._closed:
             self._forget_exit()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -454,15 +446,15 @@ class Engine:
         started, counters = time.perf_counter(), self._counters_of[kind]
         size, durable, reason, error = 0, None, Reason.DISABLED, None
         try:
-            found = entry if isinstance(entry, Frame) else frame.decode(entry)
-            entries.check_entry(key, found)
-            size = found.size
+            new = entry if isinstance(entry, Frame) else frame.decode(entry)
+            entries.check_entry(key, new)
+            size = new.size
             if not (self._closed or self.settings.mode in ("off", "read-only")):
-                durable = self._write(found, delayed=delayed, share=remote, once=once)
+                durable = self._write(new, delayed=delayed, share=remote, once=once)
                 for former in replaces:
                     self.local.discard(former)
-                    if (variant := former.header.variant) != found.header.variant:
-                        copy = frame.with_variant(found, variant)
+                    if (variant := former.header.variant) != new.header.variant:
+                        copy = frame.with_variant(new, variant)
                         self._write(copy, delayed=delayed, share=remote)
         except Exception as exc:
             if not size and not isinstance(exc, MemoryError):
@@ -474,7 +466,7 @@ class Engine:
         if durable is not None:
             counters.add(saved=1, saved_bytes=size, save_latency=elapsed_s)
             if remote:
-                self.events.used.tell(key, found.header.variant)
+                self.events.used.tell(key, new.header.variant)
             return Saved(durable, elapsed_s)
         counters.add(reason, not_saved=1, save_latency=elapsed_s)
         if self.settings.strict and error is not None:
@@ -572,7 +564,7 @@ class Engine:
         if isinstance(error, ConfigError):
             raise error
         if remote is not None:
-            remote.connect_soon()
+            remote.begin(remote.store.connect)  # the first real call reports an error
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
         self.events.finishing.tell()

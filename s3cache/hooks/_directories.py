@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache.errors import ConfigError, StoreError
 from s3cache.hooks._state import Patches
-from s3cache.store import Directory, own_directory
+from s3cache.store import Directory, own_directory, private_directory
 from s3cache.torch_api import internals
-from s3cache.util.directories import private_directory
 from s3cache.util.logs import logger_of
 from s3cache.util.threads import DeadlineExecutor, close_unshared
 

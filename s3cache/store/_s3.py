@@ -222,15 +222,15 @@ class S3Store(Store):
         except Exception as error:
             if op in ("get", "get_range", "head", "delete") and answer_of(error).is_absence:
                 return None
-            ours = translate(
+            translated = translate(
                 error, op=op, store=self._url, key=key, sse=self._options.sse, via=self.via
             )
-            if isinstance(ours, StoreError) and not ours.op:
-                ours.op, ours.store, ours.key = op, self._url, key
-            if ours is error:
+            if isinstance(translated, StoreError) and not translated.op:
+                translated.op, translated.store, translated.key = op, self._url, key
+            if translated is error:
                 raise
             # Errors without an answer may contain the URL of a proxy, with its password.
-            raise ours from (error if answer_of(error).status else None)
+            raise translated from (error if answer_of(error).status else None)
 
     def _path(self, key: str) -> str:
         path = self._prefix + self._spell(check_key(key))

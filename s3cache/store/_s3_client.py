@@ -50,6 +50,9 @@ _RENEW_BEFORE_S = 15 * 60
 # The pauses between loads that bring nothing new.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _KILL_TIMEOUT_S = 1.0
+# A word of a variable or of a line in a file.
+_PATH = re.compile(r"""(?:^|(?<=[\s="',;]))[~/][^\s"',;]+""", re.MULTILINE)
+_MAX_FILE_BYTES = 1 << 20
 # The fields that S3Store reads from answers to the most frequent requests.
 _READ_OF_GET, _READ_OF_PUT = {"Body", "ContentLength", "ContentRange", "ETag"}, {"ETag"}
 
@@ -93,7 +96,7 @@ class Clients:
         """Make no pause before the next call loads credentials or certificates again."""
         self._pause.end()
         if self._credentials is not None:
-            self._credentials.forget_failures()
+            self._credentials.pause.end()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -180,8 +183,7 @@ async def _open_client(options: S3Options, credentials: Credentials | None) -> A
         aws_secret_access_key=options.secret_key,
         aws_session_token=options.session_token,
     )
-    session.events.register_last("before-call.s3", _drop_expect)
-    session.events.register_last("before-call.s3.HeadBucket", _follow_no_redirect)
+    session.events.register_last("before-call.s3", _before_call)
     session.events.register_last("before-parse.s3", _refuse_page)
     client = session.client(
         "s3",
@@ -193,16 +195,14 @@ async def _open_client(options: S3Options, credentials: Credentials | None) -> A
     return await client.__aenter__()
 
 
-def _drop_expect(params: dict[str, Any], **_: Any) -> None:
+def _before_call(model: Any, params: dict[str, Any], **_: Any) -> None:
     # For a file body botocore adds "Expect: 100-continue", and aiohttp then waits for an answer
     # that some servers and proxies never send. It would also cost a round trip for each write.
     params["headers"].pop("Expect", None)
-
-
-def _follow_no_redirect(params: dict[str, Any], **_: Any) -> None:
     # After a redirect botocore sends HEAD to find the bucket's region. It would repeat this without
     # end if the answer were another redirect.
-    params["context"].setdefault("s3_redirect", {})["redirected"] = True
+    if model.name == "HeadBucket":
+        params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _refuse_page(response_dict: dict[str, Any], **_: Any) -> None:
@@ -245,7 +245,7 @@ class Credentials:
         self._failure: S3CacheError | None = None
         self._loading: asyncio.Task[None] | None = None
         self._programs = _Programs()
-        self._pause = Pause(options)
+        self.pause = Pause(options)
 
     @property
     def keys(self) -> Any:
@@ -258,26 +258,22 @@ class Credentials:
         Raises:
             CredentialsError: there are none. Their source is not asked again during a pause.
         """
-        found = self._usable()
-        if found is None:
-            if self._failure is None or await self._pause.is_over_or_moot():
+        usable = self._usable()
+        if usable is None:
+            if self._failure is None or await self.pause.is_over_or_moot():
                 await asyncio.wait([self._load()])  # goes on if this call is cancelled
-            if (found := self._usable()) is None:
+            if (usable := self._usable()) is None:
                 # Each caller adds where it happened.
                 raise copy.copy(self._failure or ClosedError("the store is closed"))
-        elif found.ends_within(_RENEW_BEFORE_S) and self._pause.is_over:
+        elif usable.ends_within(_RENEW_BEFORE_S) and self.pause.is_over:
             self._load()
-        return found.keys
+        return usable.keys
 
     async def replace(self, refused: Any) -> bool:
         """Load again, unless it is too early; return whether there are others than ``refused``."""
-        if self.keys == refused and await self._pause.is_over_or_moot():
+        if self.keys == refused and await self.pause.is_over_or_moot():
             await asyncio.wait([self._load()])
         return self._usable() is not None and self.keys != refused
-
-    def forget_failures(self) -> None:
-        """End the pause: the next call that needs other credentials loads them."""
-        self._pause.end()
 
     async def load_credentials(self) -> Credentials:
         """Return itself: botocore takes it for its chain too."""
@@ -306,17 +302,17 @@ class Credentials:
 
     async def _load_now(self) -> None:
         former = self.keys
-        seen = await asyncio.to_thread(self._pause.inputs)  # first: they may change meanwhile
+        seen = await asyncio.to_thread(self.pause.inputs)  # first: they may change meanwhile
         try:
-            found = await off_loop(lambda: _load(self._options, _LOAD_TIMEOUT_S, self._programs))
-            if found is None:
+            loaded = await off_loop(lambda: _load(self._options, _LOAD_TIMEOUT_S, self._programs))
+            if loaded is None:
                 from botocore.exceptions import NoCredentialsError
 
                 raise NoCredentialsError
-            self._found, self._failure = found, None
+            self._found, self._failure = loaded, None
         except Exception as error:  # noqa: BLE001 - raised by each call that needs credentials
             self._failure = translate(error, op="", store="")
-        self._pause.begin(seen, is_first=self.keys != former)
+        self.pause.begin(seen, is_first=self.keys != former)
 
 
 class Pause:
@@ -357,36 +353,30 @@ class Pause:
 
         It reads files, so it must not run on the event loop.
         """
+
+        def read(path: str) -> str:
+            try:
+                with open(os.path.expanduser(path), "rb") as file:
+                    return file.read(_MAX_FILE_BYTES).decode(errors="replace")
+            except OSError as error:
+                return str(error.errno)
+
+        def state_of(path: str) -> tuple[int, ...]:
+            with contextlib.suppress(OSError, ValueError):
+                status = os.stat(os.path.expanduser(path))
+                return status.st_mtime_ns, status.st_size, status.st_ino
+            return ()
+
         variables = {name: text for name, text in os.environ.items() if name.startswith("AWS_")}
         files = [
             variables.get("AWS_CONFIG_FILE") or "~/.aws/config",
             variables.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
         ]
-        texts = [*variables.values(), *map(_read, files), self._options.ca_bundle or ""]
+        texts = [*variables.values(), *map(read, files), self._options.ca_bundle or ""]
         paths = {path for text in texts for path in _PATH.findall(text)}
         paths |= {*glob.glob(os.path.expanduser("~/.aws/*/cache/*"))}  # of aws sso login
-        state = [variables, texts, [(path, _state(path)) for path in sorted(paths)]]
+        state = [variables, texts, [(path, state_of(path)) for path in sorted(paths)]]
         return hashlib.sha256(repr(state).encode(errors="replace")).hexdigest()
-
-
-# A word of a variable or of a line in a file.
-_PATH = re.compile(r"""(?:^|(?<=[\s="',;]))[~/][^\s"',;]+""", re.MULTILINE)
-_MAX_FILE_BYTES = 1 << 20
-
-
-def _read(path: str) -> str:
-    try:
-        with open(os.path.expanduser(path), "rb") as file:
-            return file.read(_MAX_FILE_BYTES).decode(errors="replace")
-    except OSError as error:
-        return str(error.errno)
-
-
-def _state(path: str) -> tuple[int, ...]:
-    with contextlib.suppress(OSError, ValueError):
-        status = os.stat(os.path.expanduser(path))
-        return status.st_mtime_ns, status.st_size, status.st_ino
-    return ()
 
 
 # -- a load
@@ -443,11 +433,11 @@ async def _load(options: S3Options, limit_s: float, programs: _Programs) -> _Fou
     method = "configuration"
 
     async def ask(provider: Any) -> _Found | None:
-        if (found := await provider.load()) is None:
+        if (loaded := await provider.load()) is None:
             return None
         # Those of a role are only loaded at their first use; others would be loaded twice.
-        keys = getattr(found, "_frozen_credentials", None) or await found.get_frozen_credentials()
-        ends_within = getattr(found, "refresh_needed", lambda _: False)
+        keys = getattr(loaded, "_frozen_credentials", None) or await loaded.get_frozen_credentials()
+        ends_within = getattr(loaded, "refresh_needed", lambda _: False)
         if ends_within(0):
             raise ValueError("the credentials it has are expired")
         return _Found(keys, _describe(session, method)[0], ends_within)
@@ -455,9 +445,9 @@ async def _load(options: S3Options, limit_s: float, programs: _Programs) -> _Fou
     try:
         for provider in _providers(session, programs):
             method = provider.METHOD
-            found = await asyncio.wait_for(ask(provider), until - time.monotonic())
-            if found is not None:
-                return found
+            loaded = await asyncio.wait_for(ask(provider), until - time.monotonic())
+            if loaded is not None:
+                return loaded
         return None
     except Exception as error:  # noqa: BLE001 - it becomes one of ours
         source, fix = _describe(session, method)
@@ -486,8 +476,7 @@ def _describe(session: Any, method: str) -> tuple[str, str]:
 
 
 def _providers(session: Any, programs: _Programs) -> Iterator[Any]:
-    """Yield the sources of botocore's chain, which must not read the terminal."""
-    # The program that uses s3cache may read it.
+    """Yield the sources of botocore's chain; keep them from reading the program's terminal."""
 
     def without_terminal(provider: Any) -> Any:
         if provider.METHOD == "custom-process":
@@ -496,7 +485,7 @@ def _providers(session: Any, programs: _Programs) -> Iterator[Any]:
 
     for provider in session.get_component("credential_provider").providers:
         if provider.METHOD == "assume-role":
-            provider._prompter = _refuse_prompt
+            provider._prompter = _PromptError.refuse
             builder = provider._profile_provider_builder  # makes those of source_profile
             create = builder._create_process_provider
             builder._create_process_provider = lambda name, create=create: without_terminal(
@@ -505,12 +494,12 @@ def _providers(session: Any, programs: _Programs) -> Iterator[Any]:
         yield without_terminal(provider)
 
 
-def _refuse_prompt(prompt: str) -> str:
-    raise _PromptError(prompt.strip(": "))
-
-
 class _PromptError(Exception):
     """The role needs an MFA code, for which botocore would ask on the terminal."""
+
+    @classmethod
+    def refuse(cls, prompt: str) -> str:
+        raise cls(prompt.strip(": "))
 
 
 class _Programs:
@@ -601,11 +590,8 @@ def _model_loader() -> Any:
 
 
 async def off_loop(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Return the result of ``work``, which botocore may block, and so the running loop.
-
-    It runs on another thread with its own event loop: importing botocore and reading its models
-    takes 0.7 s, and it reads files.
-    """
+    """Return the result of ``work``, run on another thread with its own event loop."""
+    # It would block this loop: botocore's import takes 0.7 s, and it reads files.
     if threads_are_greenlets():  # they share one thread, so no second loop can run
         return await work()
     # Import on the loop too: a forked child must not inherit a partly imported module.

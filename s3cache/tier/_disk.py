@@ -260,14 +260,6 @@ class DiskTier:
 
     # -- writing
 
-    def put(self, name: str, data: Buffer) -> None:
-        """Write or replace an object, evicting the least recently used to make room.
-
-        It survives this process but perhaps not a power failure. Raises NoSpaceError if it is
-        larger than the tier, or if no more objects may be evicted.
-        """
-        self._put(name, data, pending=False)
-
     def put_pending(self, name: str, data: Buffer, *, once: bool = False) -> bool:
         """Put an object and record that its upload is pending, until :meth:`uploaded`.
 
@@ -276,16 +268,21 @@ class DiskTier:
         of the name stays. With ``once``, keep an existing object, which another process uploads or
         has uploaded, and return False.
         """
-        return self._put(name, data, pending=True, once=once)
+        return self.put(name, data, pending=True, once=once)
 
-    def _put(self, name: str, data: Buffer, *, pending: bool, once: bool = False) -> bool:
+    def put(self, name: str, data: Buffer, *, pending: bool = False, once: bool = False) -> bool:
+        """Write or replace an object, evicting the least recently used to make room.
+
+        It survives this process but perhaps not a power failure. Raises NoSpaceError if it is
+        larger than the tier, or if no more objects may be evicted.
+        """
         key, size = self._namespace + name, memoryview(data).nbytes
         if size > self._max_bytes:
             problem = f"{size} bytes are more than the {self._max_bytes} allowed"
             raise NoSpaceError(problem, op="put", store=self.url, key=key)
 
         def write() -> bool:
-            if pending:
+            if pending and self._remote and self._namespace:
                 self._note_remote()
             if once and self._files.stat(key) is not None:
                 return False
@@ -313,15 +310,14 @@ class DiskTier:
 
     def _note_remote(self) -> None:
         """Write the URL of the remote once, for processes with another one."""
-        if self._remote and self._namespace:
-            with contextlib.suppress(OSError):
-                remotes = self._files.directory("remotes", make=True)
-                fd = remotes.open_private(self._namespace[:-1], os.O_WRONLY | os.O_CREAT)
-                try:
-                    os.write(fd, self._remote.encode())
-                finally:
-                    close_unshared(fd)
-            self._remote = ""
+        with contextlib.suppress(OSError):
+            remotes = self._files.directory("remotes", make=True)
+            fd = remotes.open_private(self._namespace[:-1], os.O_WRONLY | os.O_CREAT)
+            try:
+                os.write(fd, self._remote.encode())
+            finally:
+                close_unshared(fd)
+        self._remote = ""
 
     def _make_room(self, key: str, growth: Usage) -> None:
         """Evict the oldest objects, but not ``key``, until ``growth`` fits, and some more.
@@ -657,8 +653,7 @@ class LocalTier:
 
     def is_marked(self, entry: Frame) -> bool:
         """Return whether an entry was marked; if so, the next save replaces it."""
-        is_marked = entry.digest.hex() in self._marked()
-        if is_marked:
+        if is_marked := entry.digest.hex() in self._marked():
             self._replaceable.add(entry.digest)
         return is_marked
 

@@ -182,10 +182,8 @@ class BackgroundLoop:
 
 
 def _new_workers() -> Any:
-    """Make a pool of threads that works during the exit, when we wait for the last uploads.
-
-    From Python 3.12, no thread can start then. Work waits for an existing one.
-    """
+    """Make a pool of threads that works during the exit, when we wait for the last uploads."""
+    # From Python 3.12, no thread can start then. Work waits for an existing one.
     from concurrent.futures.thread import ThreadPoolExecutor
 
     class Workers(ThreadPoolExecutor):
@@ -356,7 +354,7 @@ class Prefetch:
         return self._report
 
     def wait(self, timeout_s: float | None = None) -> PrefetchReport:
-        """Wait at most ``timeout_s`` for the end; return the progress. Raises nothing."""
+        """Wait at most ``timeout_s`` for the end; return the progress."""
         if self.future is not None:
             concurrent.futures.wait([self.future], timeout_s)
         return self._report
@@ -480,11 +478,6 @@ class RemoteTier:
         self.concurrency = settings.download_concurrency
         self.budget = Budget(settings.prefetch_max_bytes)
 
-    def connect_soon(self) -> None:
-        """Open the store's client in the background, to make the first call faster."""
-        with contextlib.suppress(ClosedError):
-            self.loop.submit(self.store.connect())  # the first real call reports an error
-
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
         """Return the verified entry at ``name``; join a running download if there is one.
 
@@ -546,19 +539,20 @@ class RemoteTier:
     def remove(self, prefix: str) -> list[str]:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
 
-        async def delete(name: str) -> StoreError | None:
+        failures: list[StoreError] = []
+
+        async def delete(name: str) -> None:
             try:
                 await self._writer.delete(name)
             except StoreError as exc:  # the others are still deleted
-                return exc
-            return None
+                failures.append(exc)
 
         async def delete_all() -> list[str]:
             listed = self._writer.list(prefix)
             names = [info.key async for info in listed if info.key.startswith(prefix)]
-            for failure in await concurrently(delete, names):
-                if failure is not None:
-                    raise failure
+            await concurrently(delete, names)
+            for failure in failures:
+                raise failure
             return names
 
         return self.loop.wait(delete_all(), None)

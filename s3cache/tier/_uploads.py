@@ -152,7 +152,17 @@ class Uploads:
         elif self._is_closed:
             raise ClosedError("the cache was closed")
         else:
-            self._keep_in_memory(name, bytes(data))  # the caller may reuse its buffer
+            most = self._settings
+            with self._mutex:
+                others = [len(of) for other, of in self._memory.items() if other != name]
+                count, size = len(others), sum(others)
+                is_full = size + memoryview(data).nbytes > most.upload_queue_max_bytes
+                if is_full or count >= most.upload_queue_max_count:
+                    problem = (
+                        f"the upload queue is full: {count} objects of {size} bytes are in memory"
+                    )
+                    raise NoSpaceError(problem, op="put", key=name)
+                self._memory[name] = bytes(data)  # the caller may reuse its buffer
         self._delayed[name] = True
         try:
             self._loop.call(self._release, name, delay_s)
@@ -160,16 +170,6 @@ class Uploads:
             if data is not None:
                 self._memory.pop(name, None)
                 raise
-
-    def _keep_in_memory(self, name: str, data: bytes) -> None:
-        most_bytes = self._settings.upload_queue_max_bytes
-        with self._mutex:
-            others = [len(other) for each, other in self._memory.items() if each != name]
-            count, size = len(others), sum(others)
-            if size + len(data) > most_bytes or count >= self._settings.upload_queue_max_count:
-                problem = f"the upload queue is full: {count} objects of {size} bytes are in memory"
-                raise NoSpaceError(problem, op="put", key=name)
-            self._memory[name] = data
 
     def cancel_delayed(self, name: str) -> bool:
         """Remove a delayed object; return False if it is not delayed (any more)."""
@@ -190,27 +190,25 @@ class Uploads:
 
         It cuts a pause short. With ``until_a_pause``, for the exit, it ends at the next pause.
         """
-        pending: set[str] = set()
-        error: Exception | None = None
+        pending, vanished, error = set[str](), 0, None
         try:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._loop.wait(self._flush(until_a_pause), timeout_s)
         except ClosedError as exc:  # closed, or no thread can be started
             error = exc
-        if self._disk is not None:
+        if (disk := self._disk) is not None:
             with contextlib.suppress(S3CacheError):
-                pending = {*self._disk.pending()}
-        remaining, vanished = len(pending | self._known()), 0
-        if self._disk is not None and (vanished := self._disk.vanished) > self._warned_of:
-            self._warned_of = vanished
-            logger.warning(
-                "saved entries that vanished from %s before their upload, and are lost: %d; "
-                "another program removed them: set local_dir to a directory that no cleaner of "
-                "temporary files empties %s", self._disk.root, vanished, pointer("local-directory")
-            )  # fmt: skip
-        too_large = len(self._too_large)
+                pending = {*disk.pending()}
+            if (vanished := disk.vanished) > self._warned_of:
+                self._warned_of = vanished
+                logger.warning(
+                    "saved entries that vanished from %s before their upload, and are lost: %d; "
+                    "another program removed them: set local_dir to a directory that no cleaner of "
+                    "temporary files empties %s", disk.root, vanished, pointer("local-directory")
+                )  # fmt: skip
+        remaining, in_memory = len(pending | self._known()), len(self._memory)
         error = error or self._error
-        return FlushReport(remaining, len(self._memory), error, too_large, vanished)
+        return FlushReport(remaining, in_memory, error, len(self._too_large), vanished)
 
     def close(self, timeout_s: float) -> None:
         """Stop uploading. Pending uploads stay on the disk for others to adopt."""
@@ -309,7 +307,7 @@ class Uploads:
         except TransientError as exc:
             self._waiting[name] = None
             self._pause_uploads()
-            self._fail("retried", name, exc)
+            self._emit("retried", name, error=exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
             if not isinstance(exc, (CorruptError, TooLargeError)):
                 if not await self._give_back(name):
@@ -323,7 +321,7 @@ class Uploads:
                     return
                 else:  # unless the reason is a missing key, other uploads would be refused too
                     self._adopts &= isinstance(exc, ConfigError)
-            self._fail("failed", name, exc)
+            self._emit("failed", name, error=exc)
         else:
             if size is not None:
                 self._error, self.pause_s = None, 0.0
@@ -368,10 +366,10 @@ class Uploads:
                 if name in self._uploaded:  # else another call has removed it
                     together = {**self._uploaded}
                     replaced = await disk.deadline.run(lambda: disk.uploaded(together))
-                    for each in together:
-                        self._uploaded.pop(each, None)
-                    for each in replaced:  # by other bytes
-                        self._queue(each)
+                    for removed in together:
+                        self._uploaded.pop(removed, None)
+                    for pending in replaced:  # by other bytes
+                        self._queue(pending)
         finally:
             self._uploaded.pop(name, None)
 
@@ -384,13 +382,11 @@ class Uploads:
                 entry = self._verify(name, data, is_adopted)
         return data, is_adopted, entry
 
-    def _emit(self, step: Step, name: str, size: int = 0) -> None:
-        self._listeners.emit("upload", step, name, size)
-
-    def _fail(self, step: Step, name: str, error: Exception) -> None:
-        self._error = error
-        self._listeners.emit("upload", step, name, error=error)
-        self._on_problem(error)
+    def _emit(self, step: Step, name: str, size: int = 0, error: Exception | None = None) -> None:
+        self._listeners.emit("upload", step, name, size, error)
+        if error is not None:
+            self._error = error
+            self._on_problem(error)
 
     def _pause_uploads(self) -> None:
         # Concurrent uploads fail together: count that as one failure.
@@ -418,7 +414,7 @@ class Uploads:
         async with self._adopting:
             adopted = set[str]()
             if (disk := self._disk) is not None:
-                known = self._known()  # names that leave this set are uploaded
+                queued = self._known()  # names that leave this set are uploaded
                 limit = self._adopts_at_once
                 self._adopts = not self._refused
                 async with self._moving:
@@ -427,7 +423,7 @@ class Uploads:
                         adopted = await self._ask(lambda: disk.adopt(limit, but))
                 pending = adopted or await self._ask(disk.pending)
                 # Read in this order: a name goes from the first set to the second.
-                for name in pending - known - {*self._saving} - self._known():
+                for name in pending - queued - {*self._saving} - self._known():
                     self._queue(name)
             # Adopt more as soon as all uploads have begun: workers must not be idle.
             await self._until(lambda: self._waiting.keys() <= self._refused)
@@ -441,11 +437,11 @@ class Uploads:
     async def _give_back(self, name: str) -> bool:
         """Give an adopted upload back to other processes; return False if it is ours."""
         async with self._moving:
-            disk, given = self._disk, set[str]()
+            disk, returned = self._disk, set[str]()
             if disk is not None:
-                given = await self._ask(lambda: [name] if disk.give_back(name) else [])
-            self._given_back |= given
-            return bool(given)
+                returned = await self._ask(lambda: [name] if disk.give_back(name) else [])
+            self._given_back |= returned
+            return bool(returned)
 
     async def _ask(self, call: Callable[[], list[str]]) -> set[str]:
         """Return the names that a call of the disk returns; none if it fails, perhaps briefly."""

@@ -1,17 +1,11 @@
-"""Run callbacks around the import of a module, without importing it; wait for the first compile.
-
-The modules are large, so garbage is hardly ever collected during their import: an import makes many
-permanent objects, and each collection would go through them.
-"""
+"""Run callbacks around the import of a module, without importing it; wait for the first compile."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -44,20 +38,6 @@ def when_imported(name: str, callback: _Callback) -> _Callback:
         callback()
         return lambda: None
     return _Finder(name, after=callback).withdraw
-
-
-def without_collections(names: Iterable[str]) -> _Callback:
-    """Avoid garbage collections during the imports of modules.
-
-    Returns a function that cancels this for modules that are not imported yet.
-    """
-    finders = [_Finder(each) for each in names if each not in sys.modules]
-
-    def cancel() -> None:
-        for each in finders:
-            each.withdraw()
-
-    return cancel
 
 
 def when_found(name: str, change: Callable[[Loader], object]) -> _Callback:
@@ -101,51 +81,12 @@ class _Finder(MetaPathFinder):
 
             def execute_and_call(module: ModuleType) -> None:
                 loader.exec_module = execute  # type: ignore[method-assign]
-                with _no_collections():
-                    execute(module)
-                    self._after()
+                execute(module)
+                self._after()
 
             loader.exec_module = execute_and_call  # type: ignore[method-assign]
             self._change(loader)
         return spec
-
-
-# A threshold that few imports reach, and that we recognize as ours. If a program reads it
-# meanwhile, in any thread, and sets it again later, there are still collections. gc.disable() would
-# not work: if a program calls it meanwhile, we would undo it.
-_FAR = 1_000_003
-_usual = 0  # the program's threshold, while ours is set
-_FEW = 1_000  # Python 3.12 itself freezes 375 objects; a program that does freezes many more
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    global _usual
-    threshold = gc.get_threshold()[0]
-    if not (0 < threshold < _FAR and gc.isenabled()):  # no collections; or a nested import
-        yield
-        return
-    gc.collect(1)  # do not keep existing garbage with the new objects
-    _usual = threshold
-    try:
-        gc.set_threshold(_FAR)
-        yield
-    finally:
-        try:
-            if gc.get_freeze_count() < _FEW:  # else the program has frozen objects
-                # To the oldest generation: a collection of the youngest would go through it all.
-                gc.freeze()
-                gc.unfreeze()
-        finally:
-            _collect_as_usual()
-
-
-def _collect_as_usual() -> None:
-    if gc.get_threshold()[0] == _FAR:  # else the program has set its own
-        gc.set_threshold(_usual)
-
-
-os.register_at_fork(after_in_child=_collect_as_usual)  # the child may lack the importing thread
 
 
 # -- the first compile of a process, which enables the cache that its environment names

@@ -107,9 +107,8 @@ def pointer(*codes: str) -> str:
 
 def footer(codes: Iterable[str]) -> str:
     """Return the last line of a report on ``codes``; ``""`` if none of them has a section."""
-    there = {section.code for section in sections()}
-    found = [code for code in dict.fromkeys(codes) if code in there]
-    return f"read on: {command(*found)}" if found else ""
+    explained = [code for code in dict.fromkeys(codes) if sections_on(code)]
+    return f"read on: {command(*explained)}" if explained else ""
 
 
 def sections_on(word: str) -> list[Section]:

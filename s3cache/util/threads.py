@@ -263,9 +263,9 @@ class DeadlineExecutor:
             return work()
         try:
             is_probe = self._breaker.enter()
-        except CircuitOpenError:
-            problem = f"{self._name} hangs, and is not used until it answers"
-            raise CircuitOpenError(problem) from None
+        except CircuitOpenError as error:
+            error.message = f"{self._name} hangs, and is not used until it answers"
+            raise
         limit_s = _PROBE_WAIT_S if is_probe else self.limit_s + more_s
         if not self._has_thread():
             self._breaker.leave(is_probe)
@@ -345,10 +345,7 @@ class DeadlineExecutor:
                 may_end = may_end and self._idle.acquire(blocking=False)
                 self._threads -= may_end
                 return may_end
-        self._make(*call)
-        return False
-
-    def _make(self, work: Callable[[], Any], answer: Future[Any], is_probe: bool) -> None:
+        work, answer, is_probe = call
         value = error = None
         try:
             value = work()
@@ -367,7 +364,8 @@ class DeadlineExecutor:
                 self._hanging -= 1
                 if not self._hanging:
                     self._breaker.succeed(True)
-        del answer, error  # avoid a cycle through the error's traceback
+        del call, answer, error  # avoid a cycle through the error's traceback
+        return False
 
 
 _executors: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()
@@ -413,10 +411,10 @@ class Breaker:
         with self._mutex:
             if self._open_until is None:
                 return False
-            left_s = self._open_until - self._clock()
-            if left_s > 0:
-                probing = left_s == math.inf
-                when = "a probe is under way" if probing else f"next probe in {left_s:.1f} s"
+            if (left_s := self._open_until - self._clock()) > 0:
+                when = (
+                    f"next probe in {left_s:.1f} s" if left_s < math.inf else "a probe is under way"
+                )
                 raise CircuitOpenError(
                     f"circuit open after {counted(self._failures, 'failure')} in a row, {when}"
                 )
@@ -425,21 +423,18 @@ class Breaker:
 
     def succeed(self, is_probe: bool) -> None:
         """End a call that was answered."""
-        self._end(is_probe, failed=False)
+        self.fail(is_probe, failed=False)
 
-    def fail(self, is_probe: bool = False) -> None:
+    def fail(self, is_probe: bool = False, *, failed: bool = True) -> None:
         """End a call that failed; or count another failure, such as an abandoned wait."""
-        self._end(is_probe, failed=True)
+        with self._mutex:
+            if is_probe or self._open_until is None:
+                self._failures = self._failures + 1 if failed else 0
+                opens = failed and (is_probe or self._failures >= self._most_failures)
+                self._open_until = self._clock() + self._reset_after_s if opens else None
 
     def leave(self, is_probe: bool) -> None:
         """End a call without an outcome: the next call is the probe."""
         if is_probe:
             with self._mutex:
                 self._open_until = self._clock()
-
-    def _end(self, is_probe: bool, *, failed: bool) -> None:
-        with self._mutex:
-            if is_probe or self._open_until is None:
-                self._failures = self._failures + 1 if failed else 0
-                opens = failed and (is_probe or self._failures >= self._most_failures)
-                self._open_until = self._clock() + self._reset_after_s if opens else None

@@ -24,8 +24,8 @@ from s3cache.hooks._directories import (
     remember_installation,
 )
 from s3cache.hooks._state import Patches
+from s3cache.store import private_directory
 from s3cache.torch_api import internals
-from s3cache.util.directories import private_directory
 from s3cache.util.threads import DeadlineExecutor
 from tests.hooks.triton import KERNEL, bundled, emit
 from tests.support.hanging import dead_mount

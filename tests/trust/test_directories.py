@@ -19,9 +19,8 @@ import s3cache.hooks  # before a change of user: others may be unable to read Py
 import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.errors import ConfigError, StoreError
-from s3cache.store import ObjectFiles
+from s3cache.store import ObjectFiles, is_writable_by_others
 from s3cache.tier import DiskTier
-from s3cache.util.directories import is_writable_by_others
 from tests.support.caching import KEY, entry
 from tests.support.users import ATTACKER, VICTIM, as_user, needs_users
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from _s3cache_process import COMPILER
-from s3cache.util.importing import when_imported, without_collections
+from s3cache.features.startup.garbage import without_collections
+from s3cache.util.importing import when_imported
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from s3cache.errors import ConfigError
 from s3cache.features.target import STANDIN
-from s3cache.util.directories import private_directory
+from s3cache.store import private_directory
 
 # Other major releases have other functions, and structures with another layout.
 _MAJOR = 13
