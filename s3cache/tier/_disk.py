@@ -165,15 +165,15 @@ class DiskTier:
     def _locked(self) -> Iterator[None]:
         """Lock all objects and read their usage; raise TransientError if another holds the lock."""
         problem = f"another process or thread has held {self.root}/usage for {LOCK_TIMEOUT_S:g} s"
-        busy = TransientError(problem, op="lock", store=self.url)
+        busy = functools.partial(TransientError, problem, op="lock", store=self.url)
         mutex = self._mutex  # a child that is forked inside the block has another one
         deadline, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.0001
         if not mutex.acquire(timeout=LOCK_TIMEOUT_S):
-            raise busy
+            raise busy()
         try:
             while (fd := self._files.directory(make=True).try_lock("usage")) is None:
                 if time.monotonic() > deadline:
-                    raise busy
+                    raise busy()
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.005)
             try:

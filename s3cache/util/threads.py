@@ -423,18 +423,21 @@ class Breaker:
 
     def succeed(self, is_probe: bool) -> None:
         """End a call that was answered."""
-        self.fail(is_probe, failed=False)
+        self._end(is_probe, failed=False)
 
-    def fail(self, is_probe: bool = False, *, failed: bool = True) -> None:
+    def fail(self, is_probe: bool = False) -> None:
         """End a call that failed; or count another failure, such as an abandoned wait."""
-        with self._mutex:
-            if is_probe or self._open_until is None:
-                self._failures = self._failures + 1 if failed else 0
-                opens = failed and (is_probe or self._failures >= self._most_failures)
-                self._open_until = self._clock() + self._reset_after_s if opens else None
+        self._end(is_probe, failed=True)
 
     def leave(self, is_probe: bool) -> None:
         """End a call without an outcome: the next call is the probe."""
         if is_probe:
             with self._mutex:
                 self._open_until = self._clock()
+
+    def _end(self, is_probe: bool, *, failed: bool) -> None:
+        with self._mutex:
+            if is_probe or self._open_until is None:
+                self._failures = self._failures + 1 if failed else 0
+                opens = failed and (is_probe or self._failures >= self._most_failures)
+                self._open_until = self._clock() + self._reset_after_s if opens else None
