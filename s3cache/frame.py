@@ -236,11 +236,7 @@ def encode(
 
 
 def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return ``entry`` with the signatures (or ``b""``) that ``sign`` returns for its digest.
-
-    Raises:
-        ConfigError: there are too many.
-    """
+    """Return ``entry`` with the signatures (or ``b""``) that ``sign`` returns for its digest."""
     _check_size("signatures", len(signatures := sign(entry.digest)), MAX_SIGNED_BYTES)
     start = PRELUDE_BYTES + len(entry.signatures)
     end = _payload_start(entry)

@@ -256,11 +256,7 @@ class TimeLimitedSigner:
         self._executor.limit_s = timeout_s
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature over ``message``.
-
-        Raises:
-            UntrustedError: the signer took too long, failed, or returned no signature.
-        """
+        """Return the signature, or raise UntrustedError if the signer is late or fails."""
         try:
             answer: object = self._executor.call(lambda: self._signer.sign(message))
             if isinstance(answer, bytes) and len(answer) == self.algorithm.size:

@@ -131,11 +131,7 @@ def _digest(source: str) -> str:
 
 
 def section_of(entry: Frame, kind: str, name: str) -> Buffer:
-    """Return a section of a verified frame.
-
-    Raises:
-        CorruptError: the frame has another kind or schema, or lacks the section.
-    """
+    """Return a section of a verified frame of this kind; raise CorruptError if it has none."""
     header = entry.header
     if (header.kind, header.schema) != (kind, SCHEMA) or name not in entry.names:
         found = f"{header.kind} {header.schema}"
@@ -161,13 +157,10 @@ _LOADED: Final = 1  # PT_LOAD
 
 
 def check_image(image: Buffer) -> None:
-    """Check that the dynamic loader maps nothing beyond the end of ``image``.
+    """Raise CorruptError if the dynamic loader would map pages beyond the end of ``image``.
 
     The loader itself checks little, and access to such a page ends the process (SIGBUS). Images of
     other formats are left to the loader.
-
-    Raises:
-        CorruptError: the image is truncated.
     """
     if bytes(image[: len(ELF)]) != ELF:
         return

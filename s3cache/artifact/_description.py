@@ -131,10 +131,8 @@ def _text(value: object) -> str:
 def description(header: Header) -> dict[str, object] | None:
     """Return the description of the graph in the header of an entry; ``None`` if it has none.
 
-    Needs neither torch nor the entry's sections, and unpickles nothing.
-
-    Raises:
-        CorruptError: the description is malformed.
+    Needs neither torch nor the entry's sections, and unpickles nothing. Raises CorruptError if the
+    description is malformed.
     """
     content = header.meta.get("runtime")
     if content is None:

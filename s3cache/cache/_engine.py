@@ -119,8 +119,7 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
     def __iter__(self) -> Iterator[Hit]:
         """Yield verified entries, each variant once, cheapest first.
 
-        Raises:
-            S3CacheError: with ``strict``, the lookup misses for a reason other than absence.
+        With ``strict``, raise S3CacheError if it misses for a reason other than absence.
         """
         candidates = iter(()) if self._skip and not self._all else self._candidates()
         while True:
@@ -148,10 +147,7 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
         return self._reason is Reason.ABSENT and not self._offered and not self._rejected
 
     def reject(self, hit: Hit, error: Exception) -> None:
-        """Set ``hit`` aside: it is sound but cannot be used.
-
-        If this machine or its device is at fault, the entry stays.
-        """
+        """Set an unusable ``hit`` aside, unless this machine or its device is at fault."""
         if is_machine_trouble(error):
             self._reason, problem = Reason.MACHINE, "an entry cannot be used on this machine now"
         elif is_device_trouble(error):
@@ -170,11 +166,7 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
         return hit is not None
 
     def fail(self, error: Exception) -> None:
-        """Note a failure of the caller's check or of reading an entry.
-
-        Raises:
-            Exception: ``error``, with ``strict``.
-        """
+        """Note a failure of the caller's check or of reading an entry; raise it if ``strict``."""
         self._last_error = error
         if self._error is None:
             self._error, self._reason = error, reason_for(error)
@@ -391,8 +383,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Look up the entries under ``key``, so that the caller can choose one; count by ``kind``.
 
         If the caller chooses none, ``retry`` is called, which may wait for another process. With
-        ``recache``, no entry may be accepted, and only with ``replaced`` the lookup goes through
-        them.
+        ``recache``, none may be accepted, and only with ``replaced`` the lookup goes through them.
         """
         skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
@@ -437,11 +428,9 @@ class Engine(AbstractContextManager["Engine"]):
         """Save like :meth:`Cache.save`; without ``remote``, on this machine only.
 
         The entry also takes the place of those in ``replaces``, under their variants. (Most writers
-        may not delete from a bucket.)
-
-        With ``once``, keep an entry that another process has saved since the lookup.
-        With ``delayed``, upload after a minute, at the next flush or at the exit: another entry may
-        replace it before.
+        may not delete from a bucket.) With ``once``, keep an entry that another process has saved
+        since the lookup. With ``delayed``, upload after a minute, at the next flush or at the exit:
+        another entry may replace it before.
         """
         started, counters = time.perf_counter(), self._counters_of[kind]
         size, durable, reason, error = 0, None, Reason.DISABLED, None
@@ -735,10 +724,8 @@ class Engine(AbstractContextManager["Engine"]):
         )
 
     def contain(self, key: str, variant: str) -> None:
-        """Note that a saved FX graph is part of a saved whole graph.
-
-        It stays, because other graphs may share it. The next process does not fetch it early.
-        """
+        """Note that a whole graph has a saved FX graph, which other graphs may share too."""
+        # So the next process does not fetch it early.
         self.events.dropped.tell(key, variant)
         self._counters_of["fx"].add(contained=1)
 

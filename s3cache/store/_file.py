@@ -104,9 +104,7 @@ class Directory:
 
         In each directory, the last three stay open. Every call checks the first and the last again,
         also that their names still lead there. Those between are checked only if they were removed.
-
-        Raises:
-            ConfigError: one is a symbolic link, another user's, or writable by others.
+        Raises ConfigError if one is a symbolic link, another user's, or writable by others.
         """
         directory = self
         for depth, name in enumerate(names, 1):
@@ -220,11 +218,7 @@ def _check_directory(status: os.stat_result, path: str) -> None:
 
 
 def own_directory(path: str) -> Directory:
-    """Open a directory that no other user can write to or replace; create it if it is missing.
-
-    Raises:
-        ConfigError, OSError: other users can.
-    """
+    """Open a directory, made if missing; raise ConfigError if another user can replace it."""
     make_parents(os.path.abspath(path))
     check_way(path)  # before it is opened
     return Directory.at(path, make=True)
@@ -303,11 +297,7 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def check_files(fd: int, path: str, names: Iterable[str], fix: str) -> None:
-    """Check that files in the open directory ``fd``, which is at ``path``, are this user's alone.
-
-    Raises:
-        ConfigError: one is not; ``fix`` says what to do.
-    """
+    """Raise ConfigError, with ``fix``, unless files in a directory are this user's alone."""
     for name in names:
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
@@ -318,10 +308,8 @@ def check_files(fd: int, path: str, names: Iterable[str], fix: str) -> None:
 def private_directory() -> tuple[str, Callable[[], None]]:
     """Create a directory that no other user can replace; return it and a function to remove it.
 
-    It is below the temporary directory where that is safe, else in the next best place.
-
-    Raises:
-        ConfigError, OSError: there is no such place.
+    It is below the temporary directory where that is safe, else in the next best place. Raises
+    ConfigError or OSError if there is none.
     """
     problem: Exception | None = None
     for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
@@ -432,10 +420,7 @@ class ObjectFiles:
     def write(self, key: str, data: Buffer, *, create: bool = False) -> None:
         """Write or replace the object, atomically; on return, bytes and name are on the disk.
 
-        With ``create`` exactly one of several writers succeeds.
-
-        Raises:
-            PreconditionError: with ``create``, the object exists; it was not changed.
+        With ``create`` exactly one of several writers succeeds; PreconditionError for the others.
         """
         with self.staged(key, data, durable=True) as staged:
             try:

@@ -118,12 +118,7 @@ class S3Store(Store):
         return self._options.via
 
     async def connect(self) -> None:
-        """Open the client now, mostly on another thread, so that calls need not wait for it.
-
-        Raises:
-            ClosedError: the store is closed, or in use on another event loop.
-            PermanentError: botocore cannot use its configuration (profile, endpoint, region).
-        """
+        """Open the client now, mostly on another thread, so that calls need not wait for it."""
         await self._call("connect", "", lambda client: asyncio.sleep(0))
 
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:

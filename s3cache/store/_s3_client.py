@@ -78,9 +78,8 @@ class Clients:
     async def run(self, work: Callable[[Any], Awaitable[_T]]) -> _T:
         """Return the result of ``work``, which gets the client.
 
-        Raises:
-            ClosedError: the store is closed, or in use on another event loop.
-            CredentialsError: there are no credentials.
+        Raises ClosedError if the store is closed or in use on another event loop, and
+        CredentialsError if there are no credentials.
         """
         with quiet_libraries():
             client = await self._get()
@@ -253,11 +252,7 @@ class Credentials:
         return self._found and self._found.keys
 
     async def get_frozen_credentials(self) -> Any:
-        """Return keys that have not ended.
-
-        Raises:
-            CredentialsError: there are none. Their source is not asked again during a pause.
-        """
+        """Return keys that have not ended; raise CredentialsError if there are none."""
         usable = self._usable()
         if usable is None:
             if self._failure is None or await self.pause.is_over_or_moot():
@@ -421,11 +416,8 @@ _MFA_FIX = (
 
 
 async def _load(options: S3Options, limit_s: float, programs: _Programs) -> _Found | None:
-    """Ask each source of botocore's chain; return the first credentials that have not ended.
-
-    Raises:
-        CredentialsError: a source that is configured has none; botocore asks no other then.
-    """
+    """Ask each source of botocore's chain; return the first credentials that have not ended."""
+    # Like botocore, ask no other after a source that is configured and has none: that is an error.
     until = time.monotonic() + limit_s
     session = new_session(options)
     if options.region is not None:
@@ -541,10 +533,8 @@ class _Programs:
 def credentials_source(options: S3Options, timeout_s: float) -> str | None:
     """Return the source of a client's credentials, or None if there are none.
 
-    Call it on a separate thread: it imports botocore, and runs an event loop.
-
-    Raises:
-        CredentialsError: the credentials cannot be loaded within ``timeout_s``.
+    Call it on a separate thread: it imports botocore, and runs an event loop. Raises
+    CredentialsError if they cannot be loaded within ``timeout_s``.
     """
     if options.anonymous:
         return "nowhere: requests are anonymous"

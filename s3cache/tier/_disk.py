@@ -320,10 +320,7 @@ class DiskTier:
         self._remote = ""
 
     def _make_room(self, key: str, growth: Usage) -> None:
-        """Evict the oldest objects, but not ``key``, until ``growth`` fits, and some more.
-
-        If it cannot fit, evict nothing and raise NoSpaceError.
-        """
+        """Evict the oldest objects but ``key`` until ``growth`` fits, or raise NoSpaceError."""
         if self._fits(self._usage + growth):
             return
         pinned = {*self._pending.all_pending(), *self._pending.promised, key}
@@ -408,11 +405,8 @@ class DiskTier:
 
     @_in_time
     def left_for_others(self) -> dict[str, int]:
-        """Count the uploads that dead processes left for other remotes, by the remote's URL.
-
-        They are only uploaded by a process with that URL. It may be the same bucket, under another
-        spelling of its server.
-        """
+        """Count the uploads that dead processes left for other remotes, by the remote's URL."""
+        # Only a process with that URL uploads them, even if it is another spelling of ours.
         keys = [key for key in self._pending.abandoned() if not key.startswith(self._namespace)]
         counts = Counter(key.partition("/")[0] for key in keys)
         return {self._remote_of(namespace): count for namespace, count in counts.items()}

@@ -404,10 +404,8 @@ class Prefetch:
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
     async def _fetch_within(self, budget: Budget, fetch: _Fetch, name: str) -> int | None:
-        """Fetch an object; if it exceeds the free memory, wait for memory and fetch it again.
-
-        Return its size, not the object: a worker would keep it in memory while it fetches the next.
-        """
+        """Fetch an object, again if it exceeds the free memory at first; return its size."""
+        # Not the object: a worker would keep it in memory while it fetches the next.
         held = needed = 0
 
         def accept(size: int) -> bool:

@@ -58,12 +58,9 @@ def kinds(of: type) -> Mapping[str, Kind]:
 
 
 def check(options: Any) -> None:
-    """Parse text values in a dataclass of options, and refuse unusable values.
+    """Parse text values in a dataclass of options; raise ConfigError for unusable values.
 
     ``None`` is accepted if it is the default.
-
-    Raises:
-        ConfigError: a value cannot be used.
     """
     for declared in fields(options):
         value = getattr(options, declared.name)

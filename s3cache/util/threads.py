@@ -310,11 +310,8 @@ class DeadlineExecutor:
         raise TransientError(f"{self._name} has not answered within {limit_s:g} s") from None
 
     def _has_thread(self) -> bool:
-        """Start a thread unless one is idle or there are enough; return whether there is any.
-
-        Once the interpreter exits, no thread can be started. A call then waits for an existing
-        thread instead of running here: it might hang the caller's thread too.
-        """
+        """Start a thread unless one is idle or there are enough; return whether there is any."""
+        # At exit none can be started. Then a call waits for another thread: here it might hang.
         if self._idle.acquire(blocking=False):
             return True
         with self._mutex:
@@ -403,11 +400,7 @@ class Breaker:
         return "half-open" if until == math.inf or self._clock() >= until else "open"
 
     def enter(self) -> bool:
-        """Return whether the next call is a probe.
-
-        Raises:
-            CircuitOpenError: the call must not be made.
-        """
+        """Return whether the next call is a probe; raise CircuitOpenError if none may be made."""
         with self._mutex:
             if self._open_until is None:
                 return False
