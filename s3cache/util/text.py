@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,22 +120,19 @@ def sections_on(word: str) -> list[Section]:
 def sections() -> tuple[Section, ...]:
     """Return all sections, in the order of their pages; none if there are no pages.
 
-    In a wheel, the pages are beside the package, written by ``infra/dist/pages.py``.
+    In a wheel, the pages are beside the package, written by ``infra/dist/pages.py``. A section ends
+    at the next heading that is not below its own.
     """
-    return tuple(
-        section
-        for name, (kind, mark) in PAGES.items()
-        for place in [each for each in _PLACES if (each / name).is_file()][:1]
-        for section in _sections_of((place / name).read_text(encoding="utf-8"), name, kind, mark)
-    )
-
-
-def _sections_of(page: str, name: str, kind: str, mark: str) -> Iterator[Section]:
-    """Yield sections with a heading that begins with ``mark``; the next such heading ends one."""
-    headings = [found for found in _HEADING_OR_CODE.finditer(page) if found[1]]
-    for number, heading in enumerate(headings):
-        if heading[1] == mark:
-            ends = (each.start() for each in headings[number + 1 :] if len(each[1]) <= len(mark))
-            text = _LINK.sub(r"\1", page[heading.end() : next(ends, len(page))].strip())
-            anchor = heading[2].lower()
-            yield Section(heading[2], kind, headings[0][2], text, f"docs/{name}#{anchor}")
+    explained = []
+    for name, (kind, mark) in PAGES.items():
+        there = [place / name for place in _PLACES if (place / name).is_file()]
+        page = there[0].read_text(encoding="utf-8") if there else ""
+        headings = [heading for heading in _HEADING_OR_CODE.finditer(page) if heading[1]]
+        for number, heading in enumerate(headings):
+            if heading[1] == mark:
+                after = (other for other in headings[number + 1 :] if len(other[1]) <= len(mark))
+                end = next((other.start() for other in after), len(page))
+                text = _LINK.sub(r"\1", page[heading.end() : end].strip())
+                anchor = f"docs/{name}#{heading[2].lower()}"
+                explained.append(Section(heading[2], kind, headings[0][2], text, anchor))
+    return tuple(explained)
