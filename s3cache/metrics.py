@@ -11,12 +11,14 @@ import importlib
 import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from s3cache.cache import current_cache
 from s3cache.errors import ConfigError
+from s3cache.seam import launch
 from s3cache.util import __version__
 from s3cache.util.logs import logger_of
 
@@ -231,14 +233,16 @@ def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -
 def leave_textfile(path: str, source: Source) -> None:
     """Call :func:`write_textfile` at the end of a process, for the setting ``metrics_file``.
 
-    ``{pid}`` and ``{rank}`` in the path are replaced. An error is logged as one warning.
+    ``{pid}`` in the path is replaced, and the word of a launcher in braces by the number of this
+    process. An error is logged as one warning.
     """
-    rank = os.environ.get("RANK", "0")
-    here = path.replace("{pid}", str(os.getpid())).replace("{rank}", rank)
+    here = launch()
+    words = {"pid": str(os.getpid()), here.word: here.number or "0"}
+    file = re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), path)
     try:
-        write_textfile(here, source)
+        write_textfile(file, source)
     except Exception as exc:  # noqa: BLE001 - the program has ended, and well
-        logger.warning("metrics could not be written to %s: %s", here, exc)
+        logger.warning("metrics could not be written to %s: %s", file, exc)
 
 
 def _library(module: str, package: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import queue
 import secrets
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from s3cache.errors import ConfigError
+from s3cache.seam import launch
 from s3cache.stats import TransferEvent
 from s3cache.store import Directory
 from s3cache.util.logs import logger_of
@@ -32,7 +34,7 @@ logger = logger_of("records")
 
 #: The variable that names a job, with any launcher.
 JOB = "S3CACHE_JOB"
-_NAMED, _LAUNCHED = "job:", "ranks:"  # from this variable, or from a launcher
+_NAMED, _LAUNCHED = "job:", "launcher:"  # from this variable, or from a launcher
 _DIRECTORY = "records"
 _SUFFIX = ".jsonl"
 
@@ -108,7 +110,7 @@ class Run:
     records: tuple[Record, ...]
     program: str = ""  # the script as it was called
     started: float = 0.0
-    rank: str = ""
+    process: str = ""  # its name in the job: a word and a number
     complete: bool = True  # a very long run has more lookups
     job: str = ""  # the job in its environment, see :func:`in_jobs`
     pid: int = 0
@@ -137,12 +139,10 @@ def job_here() -> str:
     """Return the job of this process according to the environment; ``""`` if there is none."""
     if name := os.environ.get(JOB):
         return f"{_NAMED}{name}"
-    if "RANK" not in os.environ:
-        return ""
-    # Set by torchrun and similar launchers. Successive jobs may have equal values: in_jobs tells
-    # them apart by the parent process and by repeated ranks.
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    return f"{_LAUNCHED}{' '.join(os.environ.get(name, '') for name in names)}"
+    # A launcher may give successive jobs the same text: in_jobs tells them apart by the parent
+    # process and by repeated names of processes.
+    here = launch()
+    return f"{_LAUNCHED}{here.job}" if here.number else ""
 
 
 _numbers = itertools.count()
@@ -249,7 +249,7 @@ class Recorder:
             "pid": os.getpid(),
             "parent": os.getppid(),
             "job": job_here(),
-            "rank": os.environ.get("RANK", ""),
+            "process": launch().name,
         }
 
 
@@ -328,7 +328,7 @@ def recorded(
 
 
 def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
-    """Group runs by job, latest job first; inside a job sort by rank, then by start."""
+    """Group runs by job, latest job first; inside a job sort by number, then by start."""
     jobs: list[list[Run]] = []
     open_jobs: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.started, run.name)):
@@ -339,29 +339,40 @@ def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
             open_jobs[run.job] = job
         job.append(run)
     for job in jobs:
-        job.sort(key=lambda run: int(run.rank) if run.rank.isdigit() else float("inf"))
+        job.sort(key=lambda run: math.inf if (number := _number(run)) is None else number)
     return jobs[::-1]
 
 
 def _belongs(run: Run, job: Sequence[Run]) -> bool:
     if any(each.pid in (run.parent, run.pid) for each in job):
         return True  # a child process, or another cache in one of the processes
-    if run.rank and any(run.rank == each.rank for each in job):
+    if run.process and any(run.process == each.process for each in job):
         return False  # a later run of the same job
     return run.job.startswith(_NAMED) or any(run.parent == each.parent for each in job)
 
 
-def ranks_in_words(runs: Iterable[Run]) -> str:
-    """Return ``ranks 0-7``; processes without a rank are listed by their process ids."""
+def _number(run: Run) -> int | None:
+    """Return the number at the end of the name of a process."""
+    digits = run.process.rpartition(" ")[2]
+    return int(digits) if digits.isdecimal() else None
+
+
+def processes_in_words(runs: Iterable[Run]) -> str:
+    """Return the names of processes, as ``WORDs 0-7``; without a number, their process ids."""
     runs = list(runs)
-    numbers = sorted({int(run.rank) for run in runs if run.rank.isdigit()})
+    numbers = {number: run for run in runs if (number := _number(run)) is not None}
     spans = []
-    for _, span in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+    for _, span in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         together = [str(number) for _, number in span]
         spans.append("-".join(together if len(together) < 3 else [together[0], together[-1]]))
-    others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
-    words = [f"rank{'s' * (len(numbers) > 1)} {', '.join(spans)}"] if spans else []
-    words += [f"process{'es' * (len(others) > 1)} {', '.join(others)}"] if others else []
+    others = {
+        run.process.rpartition(" ")[2] or str(run.pid) for run in runs if _number(run) is None
+    }
+    words = []
+    for run in [*numbers.values()][:1]:  # they have the same word
+        word = run.process.rpartition(" ")[0]
+        words.append(f"{word}{'s' * (len(numbers) > 1)} {', '.join(spans)}")
+    words += [f"process{'es' * (len(others) > 1)} {', '.join(sorted(others))}"] if others else []
     return ", ".join(words)
 
 

@@ -48,6 +48,26 @@ class JobOption:
     environment: str
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says of this process.
+
+    Attributes:
+        word: what a process of its jobs is called.
+        number: of this process in its job; ``""`` if no launcher has started it.
+        job: equal in all processes of the job, and perhaps in those of a later job.
+    """
+
+    word: str = ""
+    number: str = ""
+    job: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of this process in its job; ``""`` without a job."""
+        return f"{self.word} {self.number}" if self.number else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     """What the core knows of a feature. Functions are named like entry points, ``module:name``.
@@ -64,6 +84,7 @@ class Feature:
         page: of the documentation, with a section on each of its codes.
         counts: the names of its other counts. A count with a label is ``name:label``.
         in_words: describes its counts in the summary.
+        launch: what a launcher that the feature knows says of this process.
         waits: called at the end of ``import torch`` if the environment names a cache; returns a
             function that stops waiting.
         begins: called with each :class:`~s3cache.cache.Engine` that opens, and again in a fork; its
@@ -86,6 +107,7 @@ class Feature:
     counts: tuple[str, ...] = ()
     in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
     is_used: Callable[[Any], bool] = lambda _: True
+    launch: Callable[[], Launch | None] = lambda: None
     waits: str = ""
     begins: str = ""
     installs: str = ""
@@ -140,6 +162,11 @@ def reasons() -> tuple[Reason, ...]:
 def hints() -> tuple[str, ...]:
     """Return the prefixes of keys of the hints of all features."""
     return tuple(prefix for feature in features() for prefix in feature.hints)
+
+
+def launch() -> Launch:
+    """Return what the launcher of this process says of it."""
+    return next(filter(None, (feature.launch() for feature in features())), Launch())
 
 
 class _Event(Generic[P, R]):

@@ -20,10 +20,11 @@ from s3cache.records import (
     folded,
     in_jobs,
     job_here,
-    ranks_in_words,
+    processes_in_words,
     read_run,
     run_names,
 )
+from s3cache.seam import launch
 from s3cache.stats import Step, TransferEvent
 from tests.support.hanging import FreezableDisk
 from tests.support.runs import record
@@ -162,12 +163,12 @@ def test_a_disk_that_hangs_does_not_block_lookups(tmp_path: Path) -> None:
 # -- jobs
 
 
-JOB = "ranks:none 0 localhost 29500"
-VARIABLES = "RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT"
+JOB = "launcher:none 0 localhost 29500"
 
 
-def run(rank: str, pid: int, parent: int = 1, *, at: float = 0.0, job: str = JOB) -> Run:
-    return Run(f"{pid}", (), "train.py", at, rank, job=job, pid=pid, parent=parent)
+def run(number: str, pid: int, parent: int = 1, *, at: float = 0.0, job: str = JOB) -> Run:
+    process = f"rank {number}" if number else ""
+    return Run(f"{pid}", (), "train.py", at, process, job=job, pid=pid, parent=parent)
 
 
 @pytest.mark.parametrize(
@@ -194,35 +195,18 @@ def test_processes_are_grouped_by_job(runs: list[Run], jobs: list[list[str]]) ->
     assert [[each.name for each in job] for job in in_jobs(runs)] == jobs
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"MASTER_PORT": "1"}, ""),
-        ({"RANK": "3", "S3CACHE_JOB": "nightly-7"}, "job:nightly-7"),
-        ({"RANK": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "ranks:  a 1"),
-        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "x", "MASTER_PORT": "1"}, "ranks:x   1"),
-    ],
-)
-def test_the_environment_names_the_job_of_a_process(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
-) -> None:
-    for name in VARIABLES.split():
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert job_here() == expected
-
-
 def test_a_head_has_the_job_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("S3CACHE_JOB", "nightly-7")
     head = read_run(str(tmp_path), record(tmp_path, MISS), max_lines=1)
-    here = ("3", "job:nightly-7", os.getpid(), os.getppid(), ())
-    assert (head.rank, head.job, head.pid, head.parent, head.records) == here
+    here = ("job:nightly-7", os.getpid(), os.getppid(), ())
+    assert (head.job, head.pid, head.parent, head.records) == here
+    monkeypatch.delenv("S3CACHE_JOB")
+    monkeypatch.delenv("RANK", raising=False)
+    assert job_here() == launch().name == ""
 
 
 @pytest.mark.parametrize(
-    ("ranks", "expected"),
+    ("numbers", "expected"),
     [
         *((["0"], "rank 0"), (["0", "1", "2"], "ranks 0-2"), ([""], "process 50")),
         (["10", "2", "3", "7"], "ranks 2-3, 7, 10"),
@@ -230,8 +214,8 @@ def test_a_head_has_the_job_of_its_process(tmp_path: Path, monkeypatch: pytest.M
         (["main"], "process main"),
     ],
 )
-def test_ranks_in_words(ranks: list[str], expected: str) -> None:
-    assert ranks_in_words(run(rank, 50 + i) for i, rank in enumerate(ranks)) == expected
+def test_processes_in_words(numbers: list[str], expected: str) -> None:
+    assert processes_in_words(run(it, 50 + i) for i, it in enumerate(numbers)) == expected
 
 
 def of(key: str, outcome: str = "miss", **changes: Any) -> Record:
@@ -240,8 +224,8 @@ def of(key: str, outcome: str = "miss", **changes: Any) -> Record:
 
 def test_equal_lookups_of_several_processes_are_folded() -> None:
     """Each group has the number of its lookups. Lookups with different details stay separate."""
-    zero = Run("0", (of("a", elapsed_s=1, saved_s=2), of("a"), of("b")), rank="0")
-    one = Run("1", (of("a", elapsed_s=3, saved_s=5), of("b", "hit")), rank="1")
+    zero = Run("0", (of("a", elapsed_s=1, saved_s=2), of("a"), of("b")), process="rank 0")
+    one = Run("1", (of("a", elapsed_s=3, saved_s=5), of("b", "hit")), process="rank 1")
     found = folded([zero, one])
     assert [(each.record.key, each.record.outcome, len(each.runs)) for each in found] == [
         *(("a", "miss", 2), ("a", "miss", 1), ("b", "miss", 1), ("b", "hit", 1))

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from s3cache.cli._options import URL, JobOptions, Output, duration_s, given, named_file, size_text
 from s3cache.cli._run import arguments_of, run_program
 from s3cache.errors import ConfigError
-from s3cache.records import Run, in_jobs, ranks_in_words, recorded
+from s3cache.records import Run, in_jobs, processes_in_words, recorded
 from s3cache.settings import Settings
 from s3cache.trust import Algorithm, VerifyKey, generate
 from s3cache.util import __version__
@@ -254,9 +254,9 @@ def report(
         out.record({**vars(totals), **more, "outcomes": outcomes})
         return
     for job in jobs:
-        ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
+        processes = f", {processes_in_words(job)}" if len(job) > 1 or job[0].process else ""
         count = sum(insight.is_counted(record) for each in job for record in each.records)
-        out.line(f"{job[0].name}: {job[0].program}{ranks}, {counted(count, 'lookup')}")
+        out.line(f"{job[0].name}: {job[0].program}{processes}, {counted(count, 'lookup')}")
     rows = [(insight.name_of(*which), str(count)) for which, count in totals.outcomes.items()]
     out.table(["outcome", ">lookups"], rows)
     rate = "" if totals.hit_rate is None else f"{totals.hit_rate:.0%} of lookups hit; "

@@ -54,7 +54,7 @@ def run_program(
     if as_json:
         environment["S3CACHE_SUMMARY"] = "json"
     environment.setdefault("S3CACHE_SUMMARY", "1")
-    if not job_here():  # else the ranks already belong to a job
+    if not job_here():  # else the processes already belong to a job
         environment[JOB] = secrets.token_hex(4)
     os.execve(  # noqa: S606 - it is what it was asked to run
         sys.executable, [sys.executable, *_interpreter_options(), *arguments], environment

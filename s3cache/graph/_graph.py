@@ -518,7 +518,7 @@ class DetailsDescriber(Describer):
         """Describe a wrapper subclass by its own metadata, its context, and all that it wraps.
 
         torch's key leaves the inner tensors to the class, and DTensor's has only the outer sizes:
-        ranks with shards of different sizes would share code.
+        processes with shards of different sizes would share code.
         """
         names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
         if any(map(internals.is_numbered_length, value.shape)):
@@ -531,7 +531,7 @@ class DetailsDescriber(Describer):
         )
 
     def _mesh_text(self, mesh: DeviceMesh) -> str:
-        """Describe a device mesh: its layout, this rank's position, the names of its groups."""
+        """Describe a device mesh: its layout, our place in it, the names of its groups."""
         if self._meshes == 2:  # parts of a mesh refer back to it
             return "DeviceMesh"
         state = {

@@ -33,7 +33,7 @@ from s3cache.hooks._state import (
     Registry,
     watch_registrations,
 )
-from s3cache.seam import features
+from s3cache.seam import features, launch
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
@@ -424,13 +424,14 @@ def _print_summary() -> None:
         return
     settings = cache.settings
     if settings.summary:
-        rank, stats = os.environ.get("RANK"), cache.stats()
+        here, stats = launch(), cache.stats()
         with contextlib.suppress(AttributeError, OSError, ValueError):  # stderr may be missing
             if settings.summary == "json":
-                counts = {"rank": rank, "pid": os.getpid(), **stats.in_numbers()}
+                job = {here.word: here.number or None} if here.word else {}
+                counts = {**job, "pid": os.getpid(), **stats.in_numbers()}
                 sys.stderr.write(f"{json.dumps(counts)}\n")
             else:
-                prefix = "" if rank is None else f"rank {rank}: "
+                prefix = f"{here.name}: " if here.name else ""
                 sys.stderr.write(f"s3cache: {prefix}{stats.in_words()}\n")
     if settings.metrics_file:
         metrics.leave_textfile(settings.metrics_file, cache.stats)

@@ -27,7 +27,7 @@ from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedErr
 from s3cache.frame import Header
 from s3cache.graph import cached_at
 from s3cache.manage import EntryLocation, open_place
-from s3cache.records import Record, Run, folded, in_jobs, ranks_in_words, recorded
+from s3cache.records import Record, Run, folded, in_jobs, processes_in_words, recorded
 from s3cache.seam import reasons
 from s3cache.settings import Settings
 from s3cache.store import ObjectInfo, concurrently
@@ -453,7 +453,7 @@ class Explanation:
         entry: the key of the nearest entry, if one is known.
         known_from: the source of that entry.
         differences: between the keys of entry and lookup; those that follow from others last.
-        processes: in a job of several processes, those with this lookup: ``ranks 0-7``.
+        processes: in a job of several processes, those with this lookup.
         times: the number of such lookups.
     """
 
@@ -518,7 +518,7 @@ class Explained:
 
     Attributes:
         run: the name of the (first) run.
-        processes: in a job of several processes, which: ``ranks 0-7``.
+        processes: in a job of several processes, which.
         hits: the number of hits; with a key, of that key.
         explanations: of the other lookups, oldest first.
         complete: whether all lookups were recorded.
@@ -542,8 +542,8 @@ class Explained:
             sum(each.times for each in self.explanations if each.record.outcome == outcome)
             for outcome in ("miss", "bypass")
         )
-        ranks = f", {self.processes}" if self.processes else ""
-        of = f"run {self.run} of {self.program}{ranks}: "
+        processes = f", {self.processes}" if self.processes else ""
+        of = f"run {self.run} of {self.program}{processes}: "
         notes = [
             "" if self.complete else "there were more lookups than one process records",
             f"the remote could not be read: {self.unasked}" if self.unasked else "",
@@ -613,9 +613,11 @@ def explain(
             return nearest(missed, found.values(), lambda it: far.complete(tier.complete(it)))
 
         lookups = [each for each in folded(job) if each.record.key.startswith(key)]
-        ranks = ranks_in_words if len(job) > 1 else lambda _: ""
+        in_words = processes_in_words if len(job) > 1 else lambda _: ""
         explanations = tuple(
-            replace(_explained(each.record, find), processes=ranks(each.runs), times=len(each.runs))
+            replace(
+                _explained(each.record, find), processes=in_words(each.runs), times=len(each.runs)
+            )
             for each in lookups
             # The FX graphs of a whole graph are only looked up because the graph missed.
             if each.record.outcome != "hit"
@@ -627,7 +629,7 @@ def explain(
             hits=sum(len(each.runs) for each in lookups if each.record.outcome == "hit"),
             explanations=explanations,
             complete=all(each.complete for each in job),
-            processes=ranks(job),
+            processes=in_words(job),
             unasked=far.problem,
         )
 

@@ -16,7 +16,7 @@ from string import Template
 
 from s3cache.entries import key_of
 from s3cache.insight._explain import Explanation, reasons_of
-from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
+from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, processes_in_words
 from s3cache.seam import features, hints, kinds, reasons
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer, printable
@@ -149,12 +149,12 @@ def _shared(runs: Sequence[Run]) -> list[str]:
 
 
 def _names(runs: Sequence[Run]) -> dict[str, str]:
-    """Return names of processes by their ids: the rank, if they have one."""
-    return {str(run.pid): f"rank {run.rank}" if run.rank else f"process {run.pid}" for run in runs}
+    """Return names of processes by their ids."""
+    return {str(run.pid): run.process or f"process {run.pid}" for run in runs}
 
 
 def _for_whom(ended: str, names: Mapping[str, str]) -> str:
-    """Return the outcome of a wait, with the holder: ``for rank 0``, ``too long for rank 0``."""
+    """Return the outcome of a wait, with the name of the holder."""
     how, _, holder = ended.rpartition("for ")
     pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: on another machine
     return f"{how}for {names.get(pid, printable(holder))}"
@@ -199,7 +199,7 @@ def manifest(runs: Sequence[Run]) -> str:
 def trace(runs: Sequence[Run]) -> str:
     """Return the lookups, compiles, saves and transfers of ``runs`` as one trace.
 
-    Each process has its own section, by rank. It has a lane for lookups, one for compiles and
+    Each process has its own section, by name. It has a lane for lookups, one for compiles and
     saves, one for each feature with events, one for compiles under claims and waits, and as many
     lanes for transfers as ran at once.
     """
@@ -223,8 +223,7 @@ def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
         what = {"cat": "s3cache", "name": name, "args": args}
         return {"ph": "X", "tid": lane, "ts": begin, "dur": took, **what}
 
-    of = f"rank {run.rank}" if run.rank else run.name
-    yield _label("process_name", 0, f"{run.program} ({of}), s3cache")
+    yield _label("process_name", 0, f"{run.program} ({run.process or run.name}), s3cache")
     for each in run.records:
         args = {
             "key": each.key,
@@ -320,7 +319,8 @@ def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]
     record = lookup.record
     ended = (record.outcome, record.reason)
     kind = "" if record.kind == "aot" else " (FX graph)"
-    rank = f" <span class=dim>{escape(ranks_in_words(lookup.runs))}</span>" if processes > 1 else ""
+    who = escape(processes_in_words(lookup.runs)) if processes > 1 else ""
+    who = f" <span class=dim>{who}</span>" if who else ""
     where = []
     if record.where is not None:
         file, line, function = record.where
@@ -330,7 +330,7 @@ def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]
     why = causes.get((record.key, record.time), "; ".join(reasons_of(record)))
     return (
         f'<tr><td><span class="mark {_kind_of(*ended)}"></span>'
-        f"{escape(name_of(*ended) + kind)}{rank}</td>"
+        f"{escape(name_of(*ended) + kind)}{who}</td>"
         f"<td>{'<br>'.join(where)}</td>"
         f'<td class="number">{_duration(lookup.elapsed_s)}</td>'
         f'<td class="number">{_duration(lookup.saved_s) if lookup.saved_s else ""}</td>'

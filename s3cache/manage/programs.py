@@ -103,7 +103,7 @@ def _watch(
     half a minute.
     """
     ours = {"S3CACHE_LOCAL_DIR": root, "S3CACHE_AUTOLOAD": "1", "S3CACHE_RECORD": "1", WATCHED: "1"}
-    if not job_here():  # else the ranks already belong to a job
+    if not job_here():  # else the processes already belong to a job
         ours[JOB] = secrets.token_hex(4)
 
     before = {run.name for run in recorded([root], heads=True)}

@@ -20,9 +20,7 @@ _NAME = "s3cache"
 _PLAIN = logging.Formatter()
 
 #: The part after ``s3cache.`` in the names of loggers; a feature may have one of its name.
-Topic: TypeAlias = Literal[
-    "bypasses", "lookups", "metrics", "ranks", "records", "saves", "storage", "trust"
-]
+Topic: TypeAlias = Literal["bypasses", "lookups", "metrics", "records", "saves", "storage", "trust"]
 
 
 def logger_of(topic: Topic | str | None = None) -> logging.Logger:

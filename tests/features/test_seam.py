@@ -48,9 +48,11 @@ WORDS = {
     "job_profile": (r"job.?profile|JOB_KEYS", 0),
     "target": (r"STANDIN|stand-in for (a|the) GPU|absent GPU|S3CACHE_TARGET", 0),
     "single_flight": (r"\b(claim|lease)s?\b|single.?flight|(?-i:WAITED)", 14),
-    "ranks": (r"(?<![a-z])ranks?(?![a-z])", 75),
+    "ranks": (r"(?<![a-z])ranks?(?![a-z])", 0),
     "device": (r"\bseal|(?<!_)winner|moved_here|why_alone|DeviceConstraint", 0),
 }
+#: Names of torch's that have such words.
+OF_TORCH = re.compile(r"_sync(_cache)?_decision_cross_ranks|\bpg_group_ranks\b|\bdist\.get_rank\b")
 
 
 def core() -> dict[str, str]:
@@ -58,7 +60,7 @@ def core() -> dict[str, str]:
     paths = [*(ROOT / "s3cache").rglob("*.py"), *ROOT.glob("_s3cache_*.py")]
     names = {str(path.relative_to(ROOT)): path for path in paths}
     return {
-        name: path.read_text(encoding="utf-8")
+        name: OF_TORCH.sub("", path.read_text(encoding="utf-8"))
         for name, path in names.items()
         if not name.startswith("s3cache/features/") and name != "s3cache/options.py"
     }

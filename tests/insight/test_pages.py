@@ -140,7 +140,7 @@ def test_frames_are_counted_by_outcome() -> None:
 
 
 def rank(number: int, *events: Event) -> Run:
-    return Run(f"run-{number}", (), rank=str(number), pid=100 + number, events=events)
+    return Run(f"run-{number}", (), process=f"rank {number}", pid=100 + number, events=events)
 
 
 def test_a_report_shows_which_ranks_compiled_and_which_waited() -> None:

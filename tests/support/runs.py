@@ -39,8 +39,8 @@ def two_ranks() -> list[Run]:
         _record(3.6, "hit", "local", elapsed_s=0.001, saved_s=12.0),
     ]
     return [
-        Run("20261123-120000-11-aa", tuple(first), "/job/train.py", BEGAN, "0"),
-        Run("20261123-120001-12-bb", tuple(second), "/job/train.py", BEGAN + 0.5, "1", False),
+        Run("20261123-120000-11-aa", tuple(first), "/job/train.py", BEGAN, "rank 0"),
+        Run("20261123-120001-12-bb", tuple(second), "/job/train.py", BEGAN + 0.5, "rank 1", False),
     ]
 
 

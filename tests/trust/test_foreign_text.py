@@ -41,7 +41,7 @@ def test_every_error_is_one_line_that_can_be_printed() -> None:
         assert "forged line" in str(error)
 
 
-@pytest.mark.parametrize("topic", [None, "recall", *get_args(Topic)])
+@pytest.mark.parametrize("topic", [None, "ranks", "recall", *get_args(Topic)])
 def test_no_log_record_has_control_characters(topic: Any) -> None:
     """This includes tracebacks of libraries' errors; newlines of our own text stay."""
     stream = io.StringIO()

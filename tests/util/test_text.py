@@ -108,7 +108,12 @@ def test_each_logger_is_documented() -> None:
     page = (ROOT / "docs" / "explaining-misses.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| `(s3cache[.\w]*)` \|", page, re.MULTILINE)
     assert sorted(documented) == sorted(
-        ["s3cache", "s3cache.recall", *(f"s3cache.{topic}" for topic in get_args(Topic))]
+        [
+            "s3cache",
+            "s3cache.ranks",
+            "s3cache.recall",
+            *(f"s3cache.{topic}" for topic in get_args(Topic)),
+        ]
     )
 
 
