@@ -80,7 +80,7 @@ class Record(_Line):
     # Of the key, by name: the digest and a readable value; of a miss, details that it lacks.
     components: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    left: tuple[tuple[str, ...], ...] = ()  # kernels that must still be measured, and why
+    notes: Mapping[str, Any] = field(default_factory=dict)  # of features; see Feature.reports
     rejected: tuple[str, ...] = ()  # of a miss, why each entry under the key was not used
     # Of a bypass: code, message, fix, and the line in the user's program.
     reasons: tuple[Mapping[str, str], ...] = ()

@@ -83,6 +83,10 @@ class Feature:
         reasons: of misses, made with ``Reason.declare``.
         page: of the documentation, with a section on each of its codes.
         counts: the names of its other counts. A count with a label is ``name:label``.
+        events: the names of its other events in records, each with the title of a lane in a trace.
+            An outcome of these may end with ``for PID@HOST``.
+        reports: gets runs; returns data for a report, and lines. It may read what the feature left
+            in ``Record.notes``.
         in_words: describes its counts in the summary.
         launch: what a launcher that the feature knows says of this process.
         waits: called at the end of ``import torch`` if the environment names a cache; returns a
@@ -105,6 +109,8 @@ class Feature:
     reasons: tuple[Reason, ...] = ()
     page: str = ""
     counts: tuple[str, ...] = ()
+    events: tuple[tuple[str, str], ...] = ()
+    reports: str = ""
     in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
     is_used: Callable[[Any], bool] = lambda _: True
     launch: Callable[[], Launch | None] = lambda: None

@@ -248,10 +248,7 @@ def report(
                 path.write_text(text(), encoding="utf-8")
             out.note(f"written to {path}")
     if out.json:
-        names = ("outcome", "reason", "count")
-        outcomes = [dict(zip(names, (*of, n), strict=True)) for of, n in totals.outcomes.items()]
-        more = {"runs": [each.name for each in runs], "hit_rate": totals.hit_rate}
-        out.record({**vars(totals), **more, "outcomes": outcomes})
+        out.record({**totals.as_dict(), "runs": [each.name for each in runs]})
         return
     for job in jobs:
         processes = f", {processes_in_words(job)}" if len(job) > 1 or job[0].process else ""

@@ -315,7 +315,8 @@ class Lookups:
         """Count a hit as a miss: its code raised at its first call."""
         if lookup.entries is not None and lookup.entries.take_back():
             self._engine.count_time_saved(-lookup.saved_s)
-            lookup.saved_s, lookup.left = 0.0, ()
+            lookup.saved_s = 0.0
+            lookup.notes.clear()
             lookup.rejected.append(lambda: [f"raised at its first call: {why}"])
             self._ended(lookup)
 
@@ -536,7 +537,7 @@ class Lookups:
                 time=time.time(),
                 elapsed_s=outcome.elapsed_s,
                 saved_s=lookup.saved_s,
-                left=tuple(map(tuple, lookup.left)),
+                notes={**lookup.notes},
                 where=users_line(),
                 of_whole=of_whole,
                 rejected=() if is_hit else tuple(map(_in_words, lookup.rejected[:_MAX_REJECTED])),

@@ -225,7 +225,7 @@ class Lookup(CacheCall):
     as_before: Callable[[], bool] | None = None
     about: dict[str, object] = field(default_factory=dict)  # shown in torch's traces
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
-    left: Sequence[tuple[str, str]] = ()  # what it leaves to the program's first calls, and why
+    notes: dict[str, object] = field(default_factory=dict)  # of features, for the record
     refused: str = ""  # why ``on_miss="error"`` refuses the hit
     # For each entry that was not used, a function that returns the reasons.
     rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)

@@ -26,6 +26,7 @@ EXPECTED = frozenset(str(reason) for reason in reasons() if reason.is_expected)
 
 _KINDS = frozenset(kinds())  # of entries that features look up
 _FEATURES = [feature.name for feature in features()]  # the names of their events
+_LANES = {name: title for feature in features() for name, title in feature.events}
 _REFUSED = "refused: "  # the outcome of an event, followed by the code
 
 
@@ -41,9 +42,7 @@ class Totals:
         unused, unused_bytes: entries that a process fetched early and did not look up.
         features: how often each outcome was recorded, for each feature and each kind of its
             entries; other totals do not include these.
-        left: kernels of hits that must still be measured, each with the reason.
-        shared: which process compiled for others, and which waited for which, a line for each;
-            empty if no process waited.
+        more, lines: what features add, as data and in words.
         complete: whether all lookups of these runs are recorded.
     """
 
@@ -56,8 +55,8 @@ class Totals:
     unused: int
     unused_bytes: int
     features: Mapping[str, Mapping[str, int]]
-    left: Mapping[str, str]
-    shared: Sequence[str]
+    more: Mapping[str, object]
+    lines: Sequence[str]
     complete: bool
 
     @property
@@ -76,18 +75,23 @@ class Totals:
 
     @property
     def in_words(self) -> Sequence[str]:
-        """Return a line for each feature or kind, for each kernel, and those that are ``shared``.
-
-        ``NAME: 3 hit: remote, 1 miss: absent``, ``left to measure: triton_red_0, 3 configurations``
-        """
+        """Return ``NAME: 3 hit: remote, 1 miss: absent`` for features and kinds, and ``lines``."""
         return [
             *(
                 f"{name}: {', '.join(f'{count} {printable(ended)}' for ended, count in of.items())}"
                 for name, of in self.features.items()
             ),
-            *(f"left to measure: {printable(f'{n}, {why}')}" for n, why in self.left.items()),
-            *self.shared,
+            *self.lines,
         ]
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the totals as plain data, without words."""
+        own = {name: of for name, of in vars(self).items() if name not in ("more", "lines")}
+        outcomes = [
+            {"outcome": outcome, "reason": reason, "count": count}
+            for (outcome, reason), count in self.outcomes.items()
+        ]
+        return {**own, **self.more, "hit_rate": self.hit_rate, "outcomes": outcomes}
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:
@@ -115,6 +119,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     of_features: dict[str, Counter[str]] = defaultdict(Counter)
     for name, ended in ends:
         of_features[name][ended] += 1
+    told = [told for each in features() if (told := each.call(each.reports, runs)) is not None]
     return Totals(
         dict(outcomes.most_common()),
         *(of["hit"], of["miss"], of["bypass"]),
@@ -123,41 +128,24 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         unused=len(unused),
         unused_bytes=sum(unused),
         features={name: dict(of.most_common()) for name, of in of_features.items()},
-        left={name: why for each in records for name, why in each.left},
-        shared=_shared(runs),
+        more={name: value for data, _ in told for name, value in data.items()},
+        lines=[line for _, lines in told for line in lines],
         complete=all(run.complete for run in runs),
     )
 
 
-def _shared(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each process: its compiles under a claim, and its waits for others."""
-    names = _names(runs)
-    lines = []
-    for run in runs:
-        count = sum(event.event == "claim" for event in run.events)
-        parts = [f"compiled {counted(count, 'graph')}"] if count else []
-        waits: dict[str, list[float]] = defaultdict(list)
-        for event in run.events:
-            if event.event == "wait":
-                waits[event.ended].append(event.elapsed_s)
-        for ended, seconds in waits.items():
-            graphs, took = counted(len(seconds), "graph"), _duration(sum(seconds))
-            parts.append(f"waited {_for_whom(ended, names)}: {graphs}, {took}")
-        if parts:
-            lines.append(f"{names[str(run.pid)]}: {'; '.join(parts)}")
-    return lines if any(event.event == "wait" for run in runs for event in run.events) else []
-
-
-def _names(runs: Sequence[Run]) -> dict[str, str]:
+def names_of(runs: Sequence[Run]) -> dict[str, str]:
     """Return names of processes by their ids."""
     return {str(run.pid): run.process or f"process {run.pid}" for run in runs}
 
 
-def _for_whom(ended: str, names: Mapping[str, str]) -> str:
-    """Return the outcome of a wait, with the name of the holder."""
-    how, _, holder = ended.rpartition("for ")
-    pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: on another machine
-    return f"{how}for {names.get(pid, printable(holder))}"
+def with_name(ended: str, names: Mapping[str, str]) -> str:
+    """Return the outcome of an event with a name in place of a ``PID@HOST`` that ends it."""
+    how, is_for, process = ended.rpartition("for ")
+    if not is_for:
+        return ended
+    pid = "" if process.endswith(")") else process.partition("@")[0]  # else of another machine
+    return f"{how}for {names.get(pid, printable(process))}"
 
 
 def is_counted(record: Record) -> bool:
@@ -200,10 +188,9 @@ def trace(runs: Sequence[Run]) -> str:
     """Return the lookups, compiles, saves and transfers of ``runs`` as one trace.
 
     Each process has its own section, by name. It has a lane for lookups, one for compiles and
-    saves, one for each feature with events, one for compiles under claims and waits, and as many
-    lanes for transfers as ran at once.
+    saves, those of features with events, and as many for transfers as ran at once.
     """
-    names = _names(runs)
+    names = names_of(runs)
     events = [
         {"pid": process, **event}
         for process, run in enumerate(runs, 1)
@@ -240,13 +227,13 @@ def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
         title, number = "compiles and saves", 0
         if event.event in _FEATURES:
             title = event.event
-        elif event.event in ("claim", "wait"):
-            title = "compiles for others, and waits"
+        elif event.event in _LANES:
+            title = _LANES[event.event]
         elif event.event not in ("compile", "save"):
             began, title = event.time - event.elapsed_s, "transfers"
             number = next((index for index, end in enumerate(ends) if end <= began), len(ends))
             ends[number : number + 1] = [event.time]
-        ended = _for_whom(event.ended, names) if event.event == "wait" else event.ended
+        ended = with_name(event.ended, names) if event.event in _LANES else event.ended
         name = event.event if ended == "done" else f"{event.event}: {ended}"
         yield span(event, title, name, {"name": event.name, "bytes": event.size}, number)
     for (title, _), lane in lanes.items():
@@ -278,8 +265,8 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         "hits": f"{totals.hits:,}",
         "misses": f"{totals.misses:,}",
         "bypasses": f"{totals.bypasses:,}",
-        "of compiling spared": _duration(totals.spared_s),
-        "waited for lookups": _duration(totals.waited_s),
+        "of compiling spared": duration(totals.spared_s),
+        "waited for lookups": duration(totals.waited_s),
         "fetched, not used": f"{totals.unused:,}",
     }
     left = max(len(found) - _MAX_ROWS, 0)
@@ -332,13 +319,14 @@ def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]
         f'<tr><td><span class="mark {_kind_of(*ended)}"></span>'
         f"{escape(name_of(*ended) + kind)}{who}</td>"
         f"<td>{'<br>'.join(where)}</td>"
-        f'<td class="number">{_duration(lookup.elapsed_s)}</td>'
-        f'<td class="number">{_duration(lookup.saved_s) if lookup.saved_s else ""}</td>'
+        f'<td class="number">{duration(lookup.elapsed_s)}</td>'
+        f'<td class="number">{duration(lookup.saved_s) if lookup.saved_s else ""}</td>'
         f"<td>{escape(why)}</td></tr>"
     )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in the largest unit that fits."""
     for length, unit in ((3600, "h"), (60, "min"), (1, "s")):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"

@@ -21,6 +21,7 @@ SEALING = "sharing which configurations of kernels are the fastest"
 FEATURE = Feature(
     name="device",
     does="sharing code for accelerators and ranks",
+    reports=f"{__name__}.report:report",
     installs=f"{__name__}.install:install",
     torch=f"{__name__}.names",
 )

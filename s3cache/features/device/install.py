@@ -157,9 +157,10 @@ class Device:
         if lookup not in self._with_triton:
             return
         graphs = graphs_of(result)
-        lookup.left = left = self.winners.left(graphs)
+        left = self.winners.left(graphs)
         if not left:
             return
+        lookup.notes["left"] = [[*each] for each in left]
         if self._session.engine.settings.on_miss == "error":
             what = "; ".join(f"{kernel}: {reason}" for kernel, reason in left)
             lookup.refused = f"a hit has kernels left to measure: {what}"

@@ -47,6 +47,8 @@ FEATURE = Feature(
     # ``claimed``: compiles for which other processes of this machine could wait; ``waits``,
     # ``waited_s``: waits for another process; ``taken_over``: leases that were not renewed.
     counts=("claimed", "waits", "waited_s", "taken_over"),
+    events=tuple((name, "compiles for others, and waits") for name in ("claim", "wait")),
+    reports=f"{__name__}.report:report",
     in_words=_in_words,
     is_used=lambda settings: settings.on_miss == "wait",
     begins=f"{__name__}.begin:SingleFlight",
