@@ -66,7 +66,7 @@ MAX_SIGNED_BYTES: Final = 8 << 10
 MAX_NAME_BYTES: Final = 255
 MAX_META_DEPTH: Final = 16
 # Of one array or map, the sections too. Before 1.2.4, msgpack allocates 8 bytes for each element
-# that an array *claims*, at each of up to 1,024 nested levels: this limit keeps that at 32 MiB.
+# that an array *announces*, at each of up to 1,024 nested levels: this limit keeps that at 32 MiB.
 MAX_ITEMS: Final = 4096
 # A section may decompress to MAX_RATIO times its stored size and RATIO_SLACK_BYTES more.
 MAX_RATIO: Final = 1000
@@ -416,8 +416,8 @@ def _is_plain(value: object, depth: int) -> bool:
 def _decompress(section: Section, stored: memoryview) -> bytes:
     where = f"section {section.name!r}"
     try:
-        # decompress() allocates the size that the zstd frame claims and ignores max_output_size: so
-        # the claim must equal that of the header, which is within limits.
+        # decompress() allocates the size that the zstd frame names and ignores max_output_size: so
+        # that size must equal that of the header, which is within limits.
         if zstandard.frame_content_size(stored) != section.raw_size:
             raise CorruptError(where, "its zstd frame states another size than the header")
         # Not thread-safe, so make a new one each time, which costs 8 µs.

@@ -81,6 +81,7 @@ class Feature:
         hints: prefixes of keys of its entries that name other entries. They are not counted, and
             given up where they may not be uploaded.
         reasons: of misses, made with ``Reason.declare``.
+        bypasses: the codes of its reasons not to cache a graph.
         page: of the documentation, with a section on each of its codes.
         counts: the names of its other counts. A count with a label is ``name:label``.
         events: the names of its other events in records, each with the title of a lane in a trace.
@@ -107,6 +108,7 @@ class Feature:
     kinds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    bypasses: tuple[str, ...] = ()
     page: str = ""
     counts: tuple[str, ...] = ()
     events: tuple[tuple[str, str], ...] = ()

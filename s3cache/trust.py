@@ -186,8 +186,8 @@ class VerifyKey(_Key):
     def proves(self, signature: Signature, digest: bytes) -> bool:
         """Return whether ``signature`` was made with this key for the entry with ``digest``."""
         value, message = signature.value, signature.over(digest)
-        claims = signature.signer, signature.algorithm, len(value)
-        if claims != (self.name, self.algorithm, self.algorithm.size):
+        named = signature.signer, signature.algorithm, len(value)
+        if named != (self.name, self.algorithm, self.algorithm.size):
             return False
         if self.algorithm is Algorithm.HMAC_SHA256:
             return hmac.compare_digest(hmac.digest(self._bytes, message, "sha256"), value)

@@ -192,7 +192,7 @@ _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "torch": (None, "VERSION", "entries made by this torch: 2.12"),
     "device": (None, "DEVICE", "entries with code for this device: cpu, cuda, xpu, mps"),
     "tag": (None, "TAG", "entries with this cache_key_tag"),
-    "signer": (None, "NAME", "entries that claim a signature by this key"),
+    "signer": (None, "NAME", "entries that name this key as their signer"),
     "never_hit": (_hit_here, "", "entries that the last 128 processes of this machine did not hit"),
     "older": (duration_s, "TIME", "entries not changed for this time: 90d, 12h"),
     "newer": (duration_s, "TIME", "entries changed within this time"),

@@ -92,7 +92,7 @@ def origin_of(value: object) -> Origin:
         if isinstance(name, str):
             return _origin_of_name(name)
         value = owner if isinstance(owner, type) else type(owner)
-    # A class has the origin that it claims, if it exists there or was made in C.
+    # A class has the origin that it names, if it exists there or was made in C.
     name = value.__module__
     origin = _origin_of_name(name)
     in_c = not value.__flags__ & _HEAP_TYPE or type(value).__name__ == "pybind11_type"

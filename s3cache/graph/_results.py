@@ -39,7 +39,6 @@ Code: TypeAlias = Literal[
     "entry",  # the compiled graph
     "unrecorded",
     "kernel",
-    "target",
     "torch",  # a reason of torch
     "error",  # a failure
 ]
@@ -54,7 +53,7 @@ class BypassReason:
     """One reason why a graph cannot be cached.
 
     Attributes:
-        code: the kind of reason, stable over releases.
+        code: the kind of reason, stable over releases: a ``Code``, or one that a feature declares.
         message: the problem.
         fix: how a user can fix it.
         node: name of the graph's node, or ``""`` for the graph as a whole.
@@ -63,7 +62,7 @@ class BypassReason:
         line: of the program, if a report knows it.
     """
 
-    code: Code
+    code: Code | str
     message: str
     fix: str = ""
     node: str = ""

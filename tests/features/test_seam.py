@@ -47,7 +47,7 @@ WORDS = {
     "ports": (r"helion|torchtitan", 0),
     "job_profile": (r"job.?profile|JOB_KEYS", 0),
     "target": (r"STANDIN|stand-in for (a|the) GPU|absent GPU|S3CACHE_TARGET", 0),
-    "single_flight": (r"\b(claim|lease)s?\b|single.?flight|(?-i:WAITED)", 14),
+    "single_flight": (r"\b(claim|lease)s?\b|single.?flight|(?-i:WAITED)", 0),
     "ranks": (r"(?<![a-z])ranks?(?![a-z])", 0),
     "device": (r"\bseal|(?<!_)winner|moved_here|why_alone|DeviceConstraint", 0),
 }

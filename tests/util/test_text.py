@@ -14,7 +14,7 @@ from s3cache import errors
 from s3cache.features.recall import RecallReason
 from s3cache.graph import BypassReason, Code
 from s3cache.insight import Name
-from s3cache.seam import reasons
+from s3cache.seam import features, reasons
 from s3cache.trust import Cause
 from s3cache.util.logs import Topic
 from s3cache.util.text import command, footer, pointer, sections, sections_on
@@ -28,6 +28,7 @@ SOURCES = {
 MEMBERS = [
     *(("reason", str(reason)) for reason in reasons()),
     *(("bypass", code) for code in get_args(Code)),
+    *(("bypass", code) for feature in features() for code in feature.bypasses),
     *(("recall", code) for code in get_args(RecallReason)),
     *(("error", name) for name in errors.__all__),
     *(("check", name) for name in get_args(Name)),

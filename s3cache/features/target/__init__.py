@@ -26,6 +26,7 @@ STANDIN = f"{PREFIX}STANDIN"
 FEATURE = Feature(
     name="target",
     does="compiling for a GPU that is not there (s3cache warm --target)",
+    bypasses=("target",),
     is_used=lambda _: bool(os.environ.get(TARGET)),
     installs=f"{__name__}.install:install",
     torch=f"{__name__}.names",
