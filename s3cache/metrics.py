@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from s3cache.cache import Cache
-    from s3cache.stats import CacheStats, HistogramSnapshot
+    from s3cache.stats import CacheStats
 
 #: Returns the current counts; ``None`` if no cache has been enabled yet.
 Source: TypeAlias = "Callable[[], CacheStats | None]"
@@ -80,10 +80,17 @@ class Family:
         parts = {"kind": {"aot": stats, "fx": stats.fx, **stats.kinds}, "verb": stats.remote}
         of = parts.get(self.labels[0]) if self.labels else None
         values = self.of(stats) if of is None else {k: self.of(v) for k, v in of.items()}
-        return [
-            _sample(dict(zip(self.labels, keys, strict=True)), value)
-            for keys, value in _leaves(values)
-        ]
+        samples = []
+        for keys, value in _leaves(values):
+            labels = dict(zip(self.labels, keys, strict=True))
+            if isinstance(value, (int, float)):
+                samples.append(Sample(labels, value))
+                continue
+            below = [*itertools.accumulate(value.buckets)]
+            bounds = range(_FIRST_BUCKET, _LAST_BUCKET + 1)
+            buckets = [(math.ldexp(_BUCKET_S, index), below[index]) for index in bounds]
+            samples.append(Sample(labels, value.total_s, (*buckets, (math.inf, value.count))))
+        return samples
 
 
 def _leaves(found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -93,15 +100,6 @@ def _leaves(found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
             yield from _leaves(value, (*keys, str(key)))
     elif found is not None:
         yield keys, found
-
-
-def _sample(labels: Mapping[str, str], value: float | HistogramSnapshot) -> Sample:
-    if isinstance(value, (int, float)):
-        return Sample(labels, value)
-    below = [*itertools.accumulate(value.buckets)]
-    bounds = range(_FIRST_BUCKET, _LAST_BUCKET + 1)
-    buckets = [(math.ldexp(_BUCKET_S, index), below[index]) for index in bounds]
-    return Sample(labels, value.total_s, (*buckets, (math.inf, value.count)))
 
 
 def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
@@ -204,10 +202,17 @@ class PrometheusCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric; none if no cache was enabled yet."""
+        from prometheus_client import core
+
         stats = self._source()
-        if stats is not None:
-            for family, samples in families(stats):
-                yield _metric(family, samples)
+        for family, samples in () if stats is None else families(stats):
+            kind = getattr(core, f"{family.kind.title()}MetricFamily")
+            metric = kind(family.prometheus_name, family.text, labels=family.labels)
+            for each in samples:
+                buckets = [("+Inf" if math.isinf(to) else repr(to), n) for to, n in each.buckets]
+                value = (buckets, each.value) if buckets else (each.value,)
+                metric.add_metric([each.labels[label] for label in family.labels], *value)
+            yield metric
 
 
 def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -> None:
@@ -251,18 +256,6 @@ def _library(module: str, package: str) -> Any:
     except ImportError as exc:
         problem = f"the package {package} is not installed"
         raise ConfigError("metrics", problem, f"pip install {package}") from exc
-
-
-def _metric(family: Family, samples: list[Sample]) -> Metric:
-    from prometheus_client import core
-
-    kind = getattr(core, f"{family.kind.title()}MetricFamily")
-    metric = kind(family.prometheus_name, family.text, labels=family.labels)
-    for sample in samples:
-        buckets = [("+Inf" if math.isinf(at) else repr(at), count) for at, count in sample.buckets]
-        value = (buckets, sample.value) if buckets else (sample.value,)
-        metric.add_metric([sample.labels[label] for label in family.labels], *value)
-    return metric  # type: ignore[no-any-return]
 
 
 # -- OpenTelemetry

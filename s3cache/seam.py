@@ -82,7 +82,7 @@ class Feature:
             given up where they may not be uploaded.
         reasons: of misses, made with ``Reason.declare``.
         bypasses: the codes of its reasons not to cache a graph.
-        page: of the documentation, with a section on each of its codes.
+        codes: why it was not used; ``page``, of the documentation, has a section on each.
         counts: the names of its other counts. A count with a label is ``name:label``.
         events: the names of its other events in records, each with the title of a lane in a trace.
             An outcome of these may end with ``for PID@HOST``.
@@ -109,6 +109,7 @@ class Feature:
     hints: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
     bypasses: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
     page: str = ""
     counts: tuple[str, ...] = ()
     events: tuple[tuple[str, str], ...] = ()
@@ -228,11 +229,7 @@ class Question(_Event[P, "R | None"], Generic[P, R]):
 
     def ask(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
         """Return the first answer."""
-        for function in [*self._subscribed]:
-            answer = self._call(function, *args, **kwargs)
-            if answer is not None:
-                return answer
-        return None
+        return next(self.ask_all(*args, **kwargs), None)
 
     def ask_all(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         """Yield each answer."""

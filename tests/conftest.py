@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from s3cache.store import MemoryStore
 from s3cache.util.threads import DeadlineExecutor
-from tests.support import compiled, machines
+from tests.support import compiled, machines, trees
 from tests.support.clock import FakeClock
 
 # make test-all uses --hypothesis-profile=thorough. CI draws the same examples each time, so that
@@ -124,7 +124,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest files first, so that none of them runs alone at the end."""
+    """Run the slowest files first, so that none of them runs alone at the end.
+
+    Skip tests that need a feature which is missing, see ``tests/support/trees.py``.
+    """
+    lacking = {*filter(None, os.environ.get(trees.VARIABLE, "").split(","))}
+    for item in items if lacking else ():
+        for mark in item.iter_markers("needs"):
+            if not mark.args or lacking.intersection(mark.args):
+                item.add_marker(pytest.mark.skip("needs a feature that is missing"))
     longest: dict[Path, float] = {}
     for item in items:
         timeout = item.get_closest_marker("timeout")

@@ -11,7 +11,6 @@ import pytest
 
 from s3cache import frame
 from s3cache.entries import first_name
-from s3cache.features.job_profile import KEYS as JOB_KEYS
 from s3cache.records import Record
 from s3cache.trust import Algorithm, generate
 from tests.cli.commands import Call, save
@@ -65,8 +64,11 @@ def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) 
     assert len(keys("--limit", "1")) == 1
 
 
+@pytest.mark.needs("job_profile")
 def test_profiles_have_a_kind_and_do_not_count_as_never_hit(call: Call, shelf: Shelf) -> None:
     """Records do not contain the hits of profiles."""
+    from s3cache.features.job_profile import KEYS as JOB_KEYS
+
     shelf.add(JOB_KEYS + "0" * 64, kind="job")
     (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "job").lines
     assert found["key"] == JOB_KEYS + "0" * 64

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 
 from s3cache.features import FEATURES
 from tests.support.machines import ROOT, Machine, remote_url
-from tests.support.marks import nightly, slow
+from tests.support.marks import slow
 
 
 def shared_without(root: Path, *features: str) -> list[dict[str, Any]]:
@@ -77,31 +74,3 @@ def test_the_core_has_no_words_of(feature: str) -> None:
     counts = {name: len(re.findall(pattern, text, re.IGNORECASE)) for name, text in core().items()}
     found = {name: count for name, count in counts.items() if count}
     assert sum(found.values()) <= most, found
-
-
-# -- folders
-
-_COPIED = ("s3cache", "_s3cache_autoload.py", "_s3cache_process.py", "pyproject.toml")
-_TESTED = ("CONTRIBUTING.md", "tests/__init__.py", "tests/test_layout.py")
-
-
-@nightly
-@pytest.mark.parametrize("feature", ["recall", "ports", "startup"])
-def test_types_and_imports_hold_without_the_folder_of(feature: str, tmp_path: Path) -> None:
-    """A feature is its folder and its name in the list."""
-    for name in (*_COPIED, *_TESTED):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
-    shutil.rmtree(tmp_path / "s3cache" / "features" / feature)
-    features = tmp_path / "s3cache" / "features" / "__init__.py"
-    features.write_text(re.sub(rf'"{feature}",? ?', "", features.read_text()))
-    for command in (
-        ("mypy", "s3cache", "_s3cache_autoload.py"),
-        ("pytest", "-q", "-p", "no:cacheprovider", "tests/test_layout.py"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=tmp_path, check=False, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,8 +1,7 @@
-"""Caches and leases on servers with habits of their own: nothing is lost, and all is found."""
+"""Caches on servers with habits of their own: nothing is lost, and all is found."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -14,9 +13,8 @@ import pytest
 
 from s3cache import Cache, entries
 from s3cache.cache import Hit
-from s3cache.features.single_flight.leases import Leases
 from s3cache.insight import examine
-from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store
+from s3cache.store import RetryPolicy, S3Options, S3Store
 from tests.support.caching import entry
 from tests.support.fakes import (
     DirectoryBucket,
@@ -94,28 +92,6 @@ def test_machines_that_start_together_upload_everything(
     assert kept(fake) == expected
     assert {path.partition("/")[2][:3] for path in fake.objects} == {entries.NAMES}
     assert len(fake.objects) == len(expected)
-
-
-async def test_a_machine_waits_for_the_lease_of_another(stack: ExitStack) -> None:
-    """Five ask at once. One compiles, and the others find its entry."""
-    url = stack.enter_context(serving(OneWriteASecond()))
-    stores = [RetryingStore(open_store(url), RETRIES) for _ in range(5)]
-
-    async def compile_once(store: RetryingStore, number: int) -> bool:
-        async def is_there() -> bool:
-            return await store.head("v1/entry") is not None
-
-        waited = await Leases(store, f"node {number}").take("key", is_there, 60.0)
-        if waited.lease is not None:
-            await asyncio.sleep(0.5)
-            await store.put("v1/entry", b"x")
-            waited.lease.stop()
-        return waited.is_remote
-
-    outcomes = await asyncio.gather(*(compile_once(s, n) for n, s in enumerate(stores)))
-    assert sorted(outcomes) == [False, True, True, True, True]
-    for store in stores:
-        await store.aclose()
 
 
 @pytest.mark.parametrize("kind", [OneWriteASecond, ObjectLock, DirectoryBucket])

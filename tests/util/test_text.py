@@ -11,7 +11,6 @@ from typing import get_args
 import pytest
 
 from s3cache import errors
-from s3cache.features.recall import RecallReason
 from s3cache.graph import BypassReason, Code
 from s3cache.insight import Name
 from s3cache.seam import features, reasons
@@ -29,7 +28,7 @@ MEMBERS = [
     *(("reason", str(reason)) for reason in reasons()),
     *(("bypass", code) for code in get_args(Code)),
     *(("bypass", code) for feature in features() for code in feature.bypasses),
-    *(("recall", code) for code in get_args(RecallReason)),
+    *((feature.name, code) for feature in features() for code in feature.codes),
     *(("error", name) for name in errors.__all__),
     *(("check", name) for name in get_args(Name)),
 ]

@@ -31,7 +31,9 @@ def program_key() -> LabelledKey:
     script, *arguments = sys.argv or [""]
     if hasattr(sys, "ps1") or (found := _program(script)) is None:
         return LabelledKey()
-    process = sys.modules.get("multiprocessing.process")
+    process, torch = sys.modules.get("multiprocessing.process"), ""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch = importlib.metadata.version("torch")
     parts: dict[str, object] = {
         "program": [*found, os.path.basename(script)],
         "arguments": sorted({*filter(None, map(_argument_name, arguments))}),
@@ -39,7 +41,7 @@ def program_key() -> LabelledKey:
         "process": process.current_process().name if process else "MainProcess",
         "forked": os.getpid() != _PID,
         "s3cache": __version__,
-        "torch": _version_of_torch(),
+        "torch": torch,
         "python": platform.python_version(),
         "machine": [platform.system(), platform.machine(), *sorted(set(_models()))],
     }
@@ -60,12 +62,6 @@ def _argument_name(argument: str) -> str:
     """Return ``name`` of ``--name``, ``--name=value`` and ``name=value``; otherwise ""."""
     found = re.match(r"-*([A-Za-z][\w.-]*)(=|$)", argument)
     return found[1] if found and (found[2] or argument[0] == "-") else ""
-
-
-def _version_of_torch() -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("torch")
-    return ""
 
 
 def _models() -> Iterator[str]:

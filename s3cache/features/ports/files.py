@@ -159,7 +159,10 @@ class Files:
         from s3cache.cache import Saved
         from s3cache.torch_api import installed_version
 
-        variant, is_saved = self._variant(files), False
+        variant, is_saved = "", False
+        if self._newest:
+            digests = [(file, hashlib.sha256(files[file]).hexdigest()) for file in sorted(files)]
+            variant = hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
         with self.guarded("an entry is not shared"):
             data = frame.encode(
                 kind=self._kind,
@@ -188,12 +191,6 @@ class Files:
             if self._kind not in _warned:
                 _warned.add(self._kind)
                 logger.warning("%s: %s: %s", self._kind, otherwise, exc)
-
-    def _variant(self, files: Mapping[str, bytes]) -> str:
-        if not self._newest:
-            return ""
-        digests = [(name, hashlib.sha256(files[name]).hexdigest()) for name in sorted(files)]
-        return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
 
     def _engine(self) -> Engine | None:
         engine = running_engine()

@@ -73,6 +73,7 @@ FEATURE = Feature(
     does="recalling frames without tracing them",
     options=RecallOptions,
     kinds=("recall",),
+    codes=get_args(RecallReason),
     page="recall.md",
     # ``recalled``: without a trace; ``traced``: by Dynamo; ``saved``; ``agreed``, ``disagreed``:
     # traces with the same result as recall, or another (``check``); ``refused``: by reason.

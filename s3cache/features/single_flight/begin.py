@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from s3cache.cache import Engine, Retry
     from s3cache.features.single_flight.claims import Claim, Claims, WaitOutcome
     from s3cache.features.single_flight.leases import Leases
-    from s3cache.tier import RemoteTier
 
 # How long the requests for a lease may take, besides waiting for other machines.
 _LEASE_S = 30.0
@@ -89,8 +88,14 @@ class SingleFlight:
                 problem = f"{wasted_s} s of waiting for leases gave no entry"
                 raise TransientError(problem, op="lease")
             bound_s -= wasted_s
-            leases, is_published = self._leases_in(remote), partial(remote.has_entry, key)
-            leased = remote.loop.wait(leases.take(key, is_published, bound_s), bound_s + _LEASE_S)
+            if self._leases is None:
+                from s3cache.features.single_flight.leases import Leases, me
+
+                self._leases = Leases(remote.reader, me())
+                remote.at_stop.append(self._leases.stop)
+            is_published = partial(remote.has_entry, key)
+            taking = self._leases.take(key, is_published, bound_s)
+            leased = remote.loop.wait(taking, bound_s + _LEASE_S)
         except Exception as exc:  # noqa: BLE001 - then this machine does not wait for others
             self._problems.met("lease", "no machine waits for another one now", exc)
             return WaitOutcome(claim)
@@ -104,11 +109,3 @@ class SingleFlight:
                 self._counts.count("taken_over")
         waste = partial(claims.waste, leased.seconds) if leased.seconds else None
         return replace(leased, claim=claim, waste=waste)
-
-    def _leases_in(self, remote: RemoteTier) -> Leases:
-        if self._leases is None:
-            from s3cache.features.single_flight.leases import Leases, me
-
-            self._leases = Leases(remote.reader, me())
-            remote.at_stop.append(self._leases.stop)
-        return self._leases

@@ -7,7 +7,6 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -120,9 +119,12 @@ class CompileClaims:
         """
         if internals.sync_lookups.find():  # after a lookup, ranks exchange data
             return False
-        if not _needs_backward(lookup.inputs):
-            return True
-        return self.lowers_eagerly and not names.compiled_autograd.get()
+        import torch
+
+        needs_backward = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in lookup.inputs
+        )
+        return not needs_backward or (self.lowers_eagerly and not names.compiled_autograd.get())
 
     def _hit(self, lookup: Lookup, *_: object) -> None:
         """Let others go on before this process has loaded the entry."""
@@ -157,15 +159,6 @@ class CompileClaims:
         self._thread.claim = None
         with contextlib.suppress(S3CacheError):
             current.claim.release(published=is_published)
-
-
-def _needs_backward(inputs: Sequence[object]) -> bool:
-    """Return whether torch makes a backward for a graph, judging by its inputs."""
-    import torch
-
-    return torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
-    )
 
 
 def group_timeout_s() -> float:
