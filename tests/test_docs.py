@@ -26,6 +26,8 @@ from s3cache.torch_api import internals
 from s3cache.trust import parse_trusted
 from tests.support.pages import ROOT
 
+pytestmark = pytest.mark.needs()
+
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 
 

@@ -43,6 +43,7 @@ def test_a_miss_is_explained_by_the_nearest_entry(call: Call, tmp_path: Path) ->
     ]
 
 
+@pytest.mark.needs("ranks")
 def test_ranks_of_a_job_are_explained_together(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
         assert call("report", *wrong).code == 2
 
 
+@pytest.mark.needs("job_profile")
 def test_unused_entries_that_a_job_profile_fetched_are_reported(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from torch._inductor.codecache import FxGraphCache
 import s3cache
 from tests.equal.observe import SEEN, difference, observe
 from tests.equal.programs import Pair, Playable, eagerly
+from tests.support.caching import existing
 
 _STEADY = 20  # comparisons of keys between two checks that a base still has its key
 
@@ -162,8 +163,8 @@ def _cold(program: Playable) -> Played:
 
 def _cached(program: Playable, directory: str, recall: bool) -> Played:
     FxGraphCache.clear()  # before s3cache is enabled: later this would clear its entries too
-    options: dict[str, Any] = {"recall": "on"} if recall else {}
-    with s3cache.enabled(local_dir=directory, job_profiles=False, record=False, **options) as cache:
+    options = existing(job_profiles=False) | ({"recall": "on"} if recall else {})
+    with s3cache.enabled(local_dir=directory, record=False, **options) as cache:
         assert s3cache.active() is cache
 
         def recalled() -> int:

@@ -95,6 +95,7 @@ def test_a_machine_that_may_not_write_remembers_which_entry_raised(site: Site) -
     assert "a" in ran["stays"]
 
 
+@pytest.mark.needs("recall")
 @slow
 def test_an_entry_of_a_recalled_frame_is_replaced_although_its_call_fails(site: Site) -> None:
     """The graph is not at hand, so the first call fails; later calls and machines work."""

@@ -14,6 +14,7 @@ from s3cache import entries, frame
 from s3cache.frame import Frame
 from s3cache.store import open_store
 from tests.hooks.jobs import machine_here
+from tests.support.caching import existing
 from tests.support.machines import Machine
 
 
@@ -117,7 +118,7 @@ def _replaced(url: str) -> list[Any]:
         ("four", True, 3),
         ("five", False, 8),
     ):
-        with machine_here(url, name, recache=recache, job_profiles=False) as cache:
+        with machine_here(url, name, recache=recache, **existing(job_profiles=False)) as cache:
             torch.compile(sliced, dynamic=True)(torch.ones(11, columns))
             cache.flush(30)
             hits = sum(cache.stats().hits.values())

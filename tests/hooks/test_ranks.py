@@ -20,7 +20,7 @@ from tests.hooks.distributed import WAYS
 from tests.support.marks import cases, selected, slow
 from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.needs("ranks", "single_flight")]
 
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 

@@ -27,6 +27,7 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.needs("recall")
 @slow
 def test_each_frame_is_recorded_if_recall_is_on(site: Site) -> None:
     """The record has its function and line; the summary has its outcome."""

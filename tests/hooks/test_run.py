@@ -172,6 +172,7 @@ _TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 _TORCHRUN += ["--local-addr=127.0.0.1"]
 
 
+@pytest.mark.needs("ranks")
 @slow
 def test_uploads_end_with_the_program_and_torchrun_hits(
     machine: Machine, site: Site, tmp_path: Path

@@ -166,6 +166,7 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 # -- a run
 
 
+@pytest.mark.needs("single_flight")
 def test_hits_are_counted_and_misses_are_explained(tmp_path: Path) -> None:
     """The miss of a whole graph explains those of its FX graphs, but not a wait that failed."""
     of_whole: dict[str, Any] = {"kind": "fx", "of_whole": True}

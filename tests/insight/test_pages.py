@@ -126,6 +126,7 @@ def test_fetched_entries_that_were_not_looked_up_are_counted() -> None:
     assert "fetched, not used" in page(fetched())
 
 
+@pytest.mark.needs("recall")
 def test_frames_are_counted_by_outcome() -> None:
     totals = sum_up(recalling())
     assert totals.features["recall"] == {"recalled": 2, "traced": 1, "refused: object": 1}
@@ -179,6 +180,7 @@ def test_overlapping_spans_are_in_separate_lanes() -> None:
     assert lanes.keys() <= named
 
 
+@pytest.mark.needs("recall")
 def test_frames_are_in_a_separate_lane() -> None:
     found = json.loads(trace(recalling()))["traceEvents"]
     spans = {

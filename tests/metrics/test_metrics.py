@@ -284,6 +284,7 @@ def run_with_metrics_file(tmp_path: Path, *, code: str = _PROGRAM) -> tuple[str,
     return done.stderr, place / "job-3.prom"
 
 
+@pytest.mark.needs("ranks")
 @pytest.mark.timeout(900)
 def test_a_process_writes_its_counts_when_it_ends(tmp_path: Path) -> None:
     """The counts include uploads at the exit."""

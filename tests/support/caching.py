@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def broken(found: Frame) -> bytes:
     return bytes(data)
 
 
+def existing(**options: Any) -> dict[str, Any]:
+    """Return those of the options of features that exist."""
+    names = {each.name for feature in features() for each in fields(feature.options)}
+    return {name: value for name, value in options.items() if name in names}
+
+
 def settings(local_dir: Path | None, **changes: Any) -> Settings:
     """Return settings that give up quickly; without ``local_dir``, there is no local tier."""
     quick: dict[str, Any] = {
@@ -42,7 +49,7 @@ def settings(local_dir: Path | None, **changes: Any) -> Settings:
         "exit_timeout_s": 5,
         "retry_attempts": 1,
         "breaker_failures": 1_000,
-        "job_profiles": False,  # as with Cache.open(); tests count requests
+        **existing(job_profiles=False),  # as with Cache.open(); tests count requests
     }
     where = {"local": False} if local_dir is None else {"local_dir": str(local_dir)}
     return Settings(**{**quick, **where, **changes})
