@@ -45,12 +45,18 @@ class Claim:
     """The right to compile a missing entry, until :meth:`release`.
 
     Attributes:
+        key: of the entry.
+        began: when its compile began, on the monotonic clock.
+        is_published: whether the others can use the entry.
         end_lease: ends the lease (see ``leases``) for the same key, if there is one.
     """
 
     _claims: Claims
     _name: str
     _fd: int
+    key: str
+    began: float = 0.0
+    is_published: bool = False
     end_lease: Callable[[bool], object] | None = None
 
     def release(self, *, published: bool) -> None:
@@ -138,7 +144,7 @@ class Claims:
             fd, content = self.disk.within("claims", lambda root: _try(root, name))
             seconds = time.monotonic() - started
             if fd is not None:
-                claim = Claim(self, name, fd)
+                claim = Claim(self, name, fd, key)
                 if not holder:
                     return WaitOutcome(claim)
                 if content == _FAILED:

@@ -7,7 +7,6 @@ import math
 import os
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -50,24 +49,8 @@ def install(session: Session) -> None:
     )
 
 
-@dataclass(eq=False)
-class CompileClaim:
-    """A claim of a graph that this thread compiles.
-
-    Attributes:
-        key: of the graph.
-        began: when the claim was taken, on the monotonic clock.
-        is_published: whether the others can use the entry.
-    """
-
-    claim: Claim
-    key: str
-    began: float
-    is_published: bool = False
-
-
 class _OfThread(threading.local):
-    claim: CompileClaim | None = None
+    claim: Claim | None = None
 
 
 class CompileClaims:
@@ -91,20 +74,19 @@ class CompileClaims:
         if lookup.level.name == "aot" and not self._is_saved_at_once(lookup):
             return None
         flight = cast("SingleFlight | None", self._engine.parts["single_flight"])
-        key = str(lookup.key)
-        outcome = None if flight is None else flight.claim(key, group_timeout_s() / 3)
+        bound_s = group_timeout_s() / 3
+        outcome = None if flight is None else flight.claim(str(lookup.key), bound_s)
         if outcome is None:
             return None
-        if outcome.claim is not None:
+        if (claim := outcome.claim) is not None:
             if not self._has_claimed:  # programs that only hit do not come here
                 self._has_claimed = True
                 self._events.hit.subscribe(self._hit)
                 self._events.saved.subscribe(self._saved)
                 self._events.is_awaited.subscribe(self._is_awaited)
-            current = CompileClaim(outcome.claim, key, time.monotonic())
-            self._thread.claim = current
+            self._thread.claim, claim.began = claim, time.monotonic()
             # The entry of a graph that Dynamo compiles is saved with its frame.
-            at_end(partial(self._end, current))
+            at_end(partial(self._end, claim))
         if outcome.timed_out:
             logger.warning(
                 "%s has compiled a graph for more than %.0f s; this process compiles it too %s",
@@ -139,14 +121,14 @@ class CompileClaims:
     def _is_awaited(self, saving: Save) -> bool | None:
         """Return whether other machines wait for an entry."""
         current = self.held(saving.key)
-        return None if current is None or current.claim.end_lease is None else True
+        return None if current is None or current.end_lease is None else True
 
-    def held(self, key: str | None) -> CompileClaim | None:
+    def held(self, key: str | None) -> Claim | None:
         """Return the claim of a key that this thread holds."""
         current = self._thread.claim
         return current if current is not None and current.key == key else None
 
-    def _end(self, current: CompileClaim) -> None:
+    def _end(self, current: Claim) -> None:
         """Count and record the compile under a claim, and release the claim."""
         if self._thread.claim is current:  # no entry was found under it
             seconds = time.monotonic() - current.began
@@ -154,11 +136,11 @@ class CompileClaims:
             self._engine.record(Event("claim", time.time(), seconds, current.key))
             self._release(current, is_published=current.is_published)
 
-    def _release(self, current: CompileClaim, *, is_published: bool) -> None:
+    def _release(self, current: Claim, *, is_published: bool) -> None:
         """Let others go on. If the disk fails, they go on when their wait ends."""
         self._thread.claim = None
         with contextlib.suppress(S3CacheError):
-            current.claim.release(published=is_published)
+            current.release(published=is_published)
 
 
 def group_timeout_s() -> float:
