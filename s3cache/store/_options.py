@@ -138,14 +138,6 @@ class S3Options:
         return named or _endpoint_of_profile(self.profile)
 
     @property
-    def is_directory_bucket(self) -> bool:
-        """Return whether it is a bucket of S3 Express One Zone, or an access point to one.
-
-        https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
-        """
-        return self.bucket.endswith(("--x-s3", "--xa-s3"))
-
-    @property
     def identity(self) -> str:
         """Return the location and encryption of the store, as the name of its local entries.
 

@@ -83,7 +83,9 @@ class S3Store(Store):
         self._options = options
         self._url = options.url
         self._prefix = f"{options.prefix}/" if options.prefix else ""
-        self._is_directory_bucket = options.is_directory_bucket
+        # A bucket of S3 Express One Zone, or an access point to one:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
+        self._is_directory_bucket = options.bucket.endswith(("--x-s3", "--xa-s3"))
         self._clients = Clients(options)
         rule, is_aws = options.conditional_create, options.endpoint is None
         # Whether it is known that the server honours the condition, without asking it.
