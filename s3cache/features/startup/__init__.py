@@ -1,4 +1,4 @@
-"""Startup: work in the import of torch's compiler that a hit does not need is deferred.
+"""Startup: the import of torch's compiler defers what a hit does not need, and collects no garbage.
 
 *Promises*: a program finds the same modules, templates and errors, only later. Each step may fail
 alone, and silently: torch then does the work at import.
