@@ -190,7 +190,8 @@ class Uploads:
 
         It cuts a pause short. With ``until_a_pause``, for the exit, it ends at the next pause.
         """
-        pending, vanished, error = set[str](), 0, None
+        pending, vanished = set[str](), 0
+        error: Exception | None = None
         try:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._loop.wait(self._flush(until_a_pause), timeout_s)
