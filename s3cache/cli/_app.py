@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import typer
@@ -10,6 +13,7 @@ import typer
 from s3cache.cli import _entries, _machine
 from s3cache.cli._options import Output, with_groups
 from s3cache.seam import features, named
+from s3cache.util import __version__
 
 _COMMANDS: tuple[Callable[..., Any], ...] = (
     *(_machine.run, _machine.check, _machine.warm, _machine.doctor, _entries.stats),
@@ -17,6 +21,10 @@ _COMMANDS: tuple[Callable[..., Any], ...] = (
     *(_entries.rm, _entries.pull, _entries.push, _entries.mirror),
     *(_machine.recording(named(name)) for feature in features() for name in feature.commands),
     _machine.keygen,
+)
+_PACKAGES = (
+    *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
+    *("zstandard", "tenacity", "pynacl", "typer"),
 )
 # Arguments after the name of a program belong to the program.
 _OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -35,9 +43,22 @@ app = typer.Typer(
 
 
 def _version(is_asked: bool) -> None:
-    if is_asked:
-        Output(json=False).table((), _machine.versions().items())
-        raise typer.Exit
+    if not is_asked:
+        return
+    versions = {
+        "s3cache": __version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()).strip() or "unknown",
+        "executable": sys.executable,
+    }
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    Output(json=False).table((), versions.items())
+    raise typer.Exit
 
 
 @app.callback()

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,10 +24,10 @@ from s3cache.cli._options import (
     Output,
     Where,
     finish,
-    given,
     items_of,
     json_text,
     note_missing,
+    option,
     size_bytes,
     size_text,
     until_done,
@@ -97,7 +98,10 @@ def ls(
 
 
 def _item_text(item: manage.Item, long: bool) -> str:
-    cells = [f"{size_text(item.size):>10}", f"{_age_text(item.age_s):>6}"]
+    units = (("d", _DAY_S), ("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next((row for row in units if item.age_s >= row[1]), units[-1])
+    age = f"{max(item.age_s, 0) / length:.0f} {unit}"
+    cells = [f"{size_text(item.size):>10}", f"{age:>6}"]
     for field, width in _LONG.items() if long else ():
         text = "?" if item.about is None else ",".join(item.values(field)) or "-"
         cells.append(f"{text:{width}}")
@@ -105,14 +109,6 @@ def _item_text(item: manage.Item, long: bool) -> str:
     if item.problem is not None:
         cells.append(f"({item.problem})")
     return "  ".join(cells)
-
-
-def _age_text(seconds: float) -> str:
-    """Format an age for people: ``3 h``."""
-    for unit, length in (("d", _DAY_S), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
 
 
 def stats(
@@ -134,25 +130,24 @@ def stats(
         _show_totals(where, out)
         return 0
     by = by or "age"
-    sums: dict[str, tuple[int, int]] = {}
-    count = size = 0
+    counts, sizes = Counter[str](), Counter[str]()
     with where.open() as place, out.progress("entries") as advance:
         scan = manage.Scan(place, filters.selection, headers=by not in ("age", "size"))
         for item in items_of(scan):
             name = _group_of(item, by)
-            entries, total = sums.get(name, (0, 0))
-            sums[name] = entries + 1, total + item.size
-            count, size = count + 1, size + item.size
+            counts[name] += 1
+            sizes[name] += item.size
             advance(1)
-    rows = [(name, *of) for name, of in sorted(sums.items(), key=lambda row: (-row[1][1], row[0]))]
+    rows = sorted(((n, counts[n], sizes[n]) for n in counts), key=lambda row: (-row[2], row[0]))
+    count, size = counts.total(), sizes.total()
     code = note_missing(out, scan)
     if out.json:
         groups = [{by: name, "entries": n, "bytes": total} for name, n, total in rows]
-        found = {"by": by, "groups": groups, "entries": count, "bytes": size}
-        out.record({**found, "absent": scan.absent})
+        sums = {"by": by, "groups": groups, "entries": count, "bytes": size}
+        out.record({**sums, "absent": scan.absent})
     else:
-        shown = [(name, n, size_text(total)) for name, n, total in (*rows, ("all", count, size))]
-        out.table([by, ">entries", ">size"], shown)
+        rows.append(("all", count, size))
+        out.table([by, ">entries", ">size"], [(name, n, size_text(sum_)) for name, n, sum_ in rows])
     return code
 
 
@@ -164,11 +159,11 @@ def _group_of(item: manage.Item, by: _Group) -> str:
 
 
 def _show_totals(where: Where, out: Output) -> None:
-    found: dict[str, Any] = {}
+    totals: dict[str, Any] = {}
     settings, _ = Settings.load(where.url)
     if settings.local:
         with manage.open_place(where.url, in_tier=True, of_all=True) as place:
-            found["local"] = {
+            totals["local"] = {
                 **_totals(place),
                 "directory": settings.local_dir,
                 "max_bytes": settings.local_max_bytes,
@@ -177,27 +172,27 @@ def _show_totals(where: Where, out: Output) -> None:
             }
     if settings.url is not None and not where.local:
         with manage.open_place(where.url) as place:
-            found["remote"] = {**_totals(place), "url": place.store.url}
+            totals["remote"] = {**_totals(place), "url": place.store.url}
     if out.json:
-        out.record(found)
+        out.record(totals)
         return
-    for tier, counts in found.items():
+    for tier, counts in totals.items():
         out.line(f"{tier}:")
         texts = {n: size_text(value) if "bytes" in n else value for n, value in counts.items()}
         out.table((), [(f"  {name}", text) for name, text in texts.items()])
 
 
 def _totals(place: manage.EntryLocation) -> dict[str, int]:
-    entries = size = keys = 0
+    entries = size = 0
     # Every key in a remote has one first entry. A local tier may lack it, but is bounded.
-    local_keys: set[str] = set()
+    first, local_keys = 0, set[str]()
     for item in items_of(manage.Scan(place)):
         entries += 1
         size += item.size
-        keys += item.name.endswith(".0")
+        first += item.name.endswith(".0")
         if place.is_local:
             local_keys.add(item.key)
-    return {"entries": entries, "keys": len(local_keys) or keys, "bytes": size}
+    return {"entries": entries, "keys": len(local_keys) or first, "bytes": size}
 
 
 def verify(filters: Filters, where: Where, out: Output) -> int:
@@ -209,10 +204,9 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     with where.open() as place:
         scan = manage.Scan(place, filters.selection)
         result = work_on(out, "verified", scan, manage.verify)
-    level = place.policy.level
-    checked = "" if level == "off" else ", signatures too"
+    checked = "" if place.policy.level == "off" else ", signatures too"
     summary = f"{{done}} sound{checked} ({{size}}), {{failed}} not"
-    return finish(out, scan, result, summary, trust=level)
+    return finish(out, scan, result, summary, trust=place.policy.level)
 
 
 # The URL of an object: the URL of its store, its name, and options.
@@ -233,8 +227,15 @@ def inspect(
     Nothing is unpickled, and torch is not needed. Only the header is verified; s3cache verify
     checks the whole entry.
     """
+    from s3cache import frame
+
     if "://" not in target and (os.sep in target or os.path.isfile(target)):
-        _show_file(out, target)
+        if not (os.path.isfile(target) and os.access(target, os.R_OK)):  # a pipe would block
+            problem = "cannot be read, or is not a regular file"
+            raise ConfigError(f"file {target}", problem, "give another file")
+        with open(target, "rb") as file:
+            header = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))
+        _show(out, target, header, Settings.load()[0].trust_policy())
         return 0
     part = _OBJECT.fullmatch(target)
     if part is None and "://" in target:
@@ -256,21 +257,10 @@ def _names_of(place: manage.EntryLocation, key: str) -> list[str]:
     whole = manage.Selection(manifest=frozenset({key}))  # one request
     if names := [item.name for item in items_of(manage.Scan(place, whole))]:
         return names
-    found = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
-    if len({item.key for item in found}) > 1:
+    items = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
+    if len({item.key for item in items}) > 1:
         raise ConfigError(f"key {key!r}", "is the beginning of several", "give more digits")
-    return [item.name for item in found]
-
-
-def _show_file(out: Output, path: str) -> None:
-    from s3cache import frame
-
-    if not (os.path.isfile(path) and os.access(path, os.R_OK)):  # a pipe would block
-        problem = "cannot be read, or is not a regular file"
-        raise ConfigError(f"file {path}", problem, "give another file")
-    with open(path, "rb") as file:
-        head = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))
-    _show(out, path, head, Settings.load()[0].trust_policy())
+    return [item.name for item in items]
 
 
 def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
@@ -278,45 +268,44 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     from s3cache.trust import unpack
 
     header, meta = head.header, head.header.meta
-    graph = description(header)
     times = times if isinstance(times := meta.get("times_ns"), list) else []
     created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
-    said = ("signer", "audience", "issued_s", "expires_s")
-    found: dict[str, Any] = {
+    of_signature = ("signer", "audience", "issued_s", "expires_s")
+    content: dict[str, Any] = {
         "name": name,
         "size": head.size,
         "digest": head.digest.hex(),
-        **{each: getattr(header, each) for each in ("kind", "key", "variant", "schema")},
+        **{field: getattr(header, field) for field in ("kind", "key", "variant", "schema")},
         "created": created.isoformat(),
         "producer": header.producer,
         "times_s": [ns / 1e9 for ns in times if isinstance(ns, int)],
-        **{each: meta.get(each) for each in ("made_by", "guards", "relies_on")},
+        **{field: meta.get(field) for field in ("made_by", "guards", "relies_on")},
         "left": left if isinstance(left := meta.get("left"), list) else [],
         "sections": [
-            {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
-            for each in header.sections
+            {"name": section.name, "size": section.raw_size, "stored": section.stored_size}
+            for section in header.sections
         ],
         "signatures": [
-            {**{name: getattr(each, name) for name in said}, "algorithm": each.algorithm.name}
-            for each in unpack(head.signatures)
+            {**{n: getattr(signed, n) for n in of_signature}, "algorithm": signed.algorithm.name}
+            for signed in unpack(head.signatures)
         ],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),
-        "graph": graph,
+        "graph": description(header),
     }
     if out.json:
-        out.record(found)
+        out.record(content)
         return
     rows: list[tuple[str, object]] = []
-    for title, value in found.items():
+    for title, value in content.items():
         if title == "components" and isinstance(value, Mapping):
-            rows += ((f"component {part}", each) for part, each in value.items())
+            rows += ((f"component {part}", pair) for part, pair in value.items())
         elif title == "graph":
             rows += inputs_and_outputs(value) if value else ()
         elif title == "left":
-            rows += (("left to measure", ", ".join(map(str, each))) for each in value)
+            rows += (("left to measure", ", ".join(map(str, kernel))) for kernel in value)
         elif title == "sections":
-            rows += ((f"section {each['name']}", size_text(each["size"])) for each in value)
+            rows += ((f"section {part['name']}", size_text(part["size"])) for part in value)
         else:
             rows.append((title, value))
     out.table((), [(n, (v or "-") if isinstance(v, str) else json_text(v)) for n, v in rows])
@@ -426,7 +415,7 @@ def rm(
     out: Output,
     keys: list[str] | None = KEYS,
     everything: bool = Option(False, "--all", help="All entries."),
-    keep: str | None = given("SIZE", "Keep the latest of them, up to this size in all: 100GB."),
+    keep: str | None = option("SIZE", "Keep the latest of them, up to this size in all: 100GB."),
     delete: bool | None = Option(
         None, "--delete/--dry-run", help="Remove them; or only list and count them."
     ),

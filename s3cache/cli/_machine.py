@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, JobOptions, Output, duration_s, given, named_file, size_text
+from s3cache.cli._options import URL, JobOptions, Output, duration_s, named_file, option, size_text
 from s3cache.cli._run import arguments_of, run_program
 from s3cache.errors import ConfigError
 from s3cache.records import Run, in_jobs, processes_in_words, recorded
 from s3cache.settings import Settings
 from s3cache.trust import Algorithm, VerifyKey, generate
-from s3cache.util import __version__
 from s3cache.util.text import command as command_on
 from s3cache.util.text import counted, footer, pointer, redacted, sections, sections_on
 
@@ -53,7 +48,7 @@ def run(
     in child processes. Every process that compiles prints its hits and misses in one line at the
     end (S3CACHE_SUMMARY=0: no line).
     """
-    run_program(program, url=url, as_json=as_json, module=module, command=command)
+    run_program(program, url=url, json=as_json, module=module, command=command)
 
 
 _ENDS = {
@@ -75,9 +70,9 @@ def check(
     program: list[str] = PROGRAM,
     module: bool = MODULE,
     command: bool = COMMAND,
-    quiet: str = given("TIME", "End it after this time without a compile; 0: never.", "30s"),
+    quiet: str = option("TIME", "End it after this time without a compile; 0: never.", "30s"),
     graphs: int | None = Option(None, metavar="N", help="End it after this many graphs.", min=1),
-    timeout: str = given("TIME", "End it after this time in any case; 0: never.", "2h"),
+    timeout: str = option("TIME", "End it after this time in any case; 0: never.", "2h"),
 ) -> int:
     """Run a program, and report for each graph that it compiles whether it can be cached.
 
@@ -90,7 +85,7 @@ def check(
     """
     from s3cache.manage.programs import check_program
 
-    found = check_program(
+    report = check_program(
         arguments_of(program, module=module, command=command),
         quiet_s=duration_s("--quiet", quiet) or float("inf"),
         timeout_s=duration_s("--timeout", timeout) or float("inf"),
@@ -98,20 +93,20 @@ def check(
         to_stderr=out.json,
     )
     if out.json:
-        out.record(found.as_dict())
+        out.record(report.as_dict())
     else:
-        out.note(_end_of("program", found.program))
+        out.note(_end_of("program", report.program))
         nothing = "no graph: the program called nothing that torch.compile compiles with Inductor"
-        out.text(str(found) if found.graphs else nothing)
-    return 130 if found.program["end"] == "interrupted" else 0 if found.cacheable else 1
+        out.text(str(report) if report.graphs else nothing)
+    return 130 if report.program["end"] == "interrupted" else 0 if report.cacheable else 1
 
 
 def warm(
     out: Output,
     job: JobOptions,
     command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as in a shell."),
-    quiet: str = given("TIME", "End it after this time without a compile.", "60s"),
-    timeout: str = given("TIME", "End it after this time in any case.", "2h"),
+    quiet: str = option("TIME", "End it after this time without a compile.", "60s"),
+    timeout: str = option("TIME", "End it after this time in any case.", "2h"),
     url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
@@ -135,16 +130,15 @@ def warm(
     out.note(_end_of("job", done))  # notes are not written with --json
     if done["to_upload"]:
         out.note(f"{done['to_upload']} not uploaded")
-    if done["hits"] or done["misses"] or done["bypasses"]:
-        out.note(
-            f"{counted(done['hits'], 'graph')} hit, {done['misses']} missed, of which "
-            f"{done['added']} are in the cache now; {done['bypasses']} bypassed"
-        )
-    else:
-        out.note(
-            "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
-            "compiles with Inductor, or turned the cache off; s3cache check lists its graphs"
-        )
+    counts = (
+        f"{counted(done['hits'], 'graph')} hit, {done['misses']} missed, of which "
+        f"{done['added']} are in the cache now; {done['bypasses']} bypassed"
+    )
+    nothing = (
+        "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
+        "compiles with Inductor, or turned the cache off; s3cache check lists its graphs"
+    )
+    out.note(counts if done["hits"] or done["misses"] or done["bypasses"] else nothing)
     return 130 if done["end"] == "interrupted" else 0 if done["is_warm"] else 1
 
 
@@ -186,13 +180,13 @@ def explain(
     """
     code = 0
     for word in words or [""]:
-        found = sections_on(word)
-        for section in found:
+        on_code = sections_on(word)
+        for section in on_code:
             if out.json:
                 out.record(section)
             else:
                 out.text(f"{section.code}: {section.title}\n\n{section.text}\n")
-        if not found:
+        if not on_code:
             explained = _explained(word, local, url)
             code |= bool(explained.explanations)
             if out.json:
@@ -212,18 +206,18 @@ def _explained(word: str, local: bool, url: str | None) -> Explained:
         near = get_close_matches(word.casefold().replace("_", "-"), codes, n=3)
         if not near:
             raise
-        fix = f"did you mean {' or '.join(command_on(codes[each]) for each in near)}?"
-        problem = "is not code, and no run, key or program recorded here"
+        fix = f"did you mean {' or '.join(command_on(codes[word]) for word in near)}?"
+        problem = "is not a code, nor a run, key or program that is recorded here"
         raise ConfigError(f"word {word!r}", problem, fix) from None
 
 
 def report(
     out: Output,
-    run: list[str] | None = given("ID", "The job of this run; may be repeated."),
+    run: list[str] | None = option("ID", "The job of this run; may be repeated."),
     last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
-    html: Path | None = given("FILE", "Write a self-contained HTML page."),
-    trace: Path | None = given("FILE", "Write a trace for Perfetto and Chrome."),
-    manifest: Path | None = given("FILE", "Write the keys that were used, for pull."),
+    html: Path | None = option("FILE", "Write a self-contained HTML page."),
+    trace: Path | None = option("FILE", "Write a trace for Perfetto and Chrome."),
+    manifest: Path | None = option("FILE", "Write the keys that were used, for pull."),
 ) -> None:
     """Show the lookups of processes on this machine: outcomes, times, and compile time saved.
 
@@ -234,25 +228,24 @@ def report(
     from s3cache import insight
 
     jobs = _jobs(run or (), last)
-    runs = [each for job in jobs for each in job]
+    runs = [process for job in jobs for process in job]
     totals = insight.sum_up(runs)
 
-    def page() -> str:
-        of_jobs = [insight.explain(job[0].name, remote=False) for job in jobs]
-        return insight.page(runs, [each for one in of_jobs for each in one.explanations])
+    def page(runs: Sequence[Run]) -> str:
+        explained = [insight.explain(job[0].name, remote=False) for job in jobs]
+        return insight.page(runs, [why for of_job in explained for why in of_job.explanations])
 
-    traced, listed = (partial(write, runs) for write in (insight.trace, insight.manifest))
-    for path, text in ((html, page), (trace, traced), (manifest, listed)):
+    for path, write in ((html, page), (trace, insight.trace), (manifest, insight.manifest)):
         if path is not None:
             with named_file(f"file {path}", "written"):
-                path.write_text(text(), encoding="utf-8")
+                path.write_text(write(runs), encoding="utf-8")
             out.note(f"written to {path}")
     if out.json:
-        out.record({**totals.as_dict(), "runs": [each.name for each in runs]})
+        out.record({**totals.as_dict(), "runs": [process.name for process in runs]})
         return
     for job in jobs:
         processes = f", {processes_in_words(job)}" if len(job) > 1 or job[0].process else ""
-        count = sum(insight.is_counted(record) for each in job for record in each.records)
+        count = sum(insight.is_counted(record) for process in job for record in process.records)
         out.line(f"{job[0].name}: {job[0].program}{processes}, {counted(count, 'lookup')}")
     rows = [(insight.name_of(*which), str(count)) for which, count in totals.outcomes.items()]
     out.table(["outcome", ">lookups"], rows)
@@ -260,13 +253,12 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
+    lines = [*totals.in_words, footer(totals.codes)]
     if totals.unused:
-        size = size_text(totals.unused_bytes)
-        out.line(f"fetched and not used: {counted(totals.unused, 'entry', 'entries')} of {size}")
-    for line in totals.in_words:
+        unused = f"{counted(totals.unused, 'entry', 'entries')} of {size_text(totals.unused_bytes)}"
+        lines.insert(0, f"fetched and not used: {unused}")
+    for line in filter(None, lines):
         out.line(line)
-    if read_on := footer(totals.codes):
-        out.line(read_on)
 
 
 def _jobs(names: Sequence[str], last: int) -> list[list[Run]]:
@@ -302,38 +294,15 @@ def doctor(
     verdicts: Counter[str] = Counter()
     for check in examine(url, may_write=write, programs=programs, timeout_s=timeout):
         verdicts[check.verdict] += 1
-        found, fix = redacted(check.found), redacted(check.fix)
+        check = replace(check, found=redacted(check.found), fix=redacted(check.fix))
         if out.json:
-            out.record(replace(check, found=found, fix=fix))
+            out.record(check)
             continue
-        out.line(f"{check.verdict:8} {check.name}: {found}")
-        if fix:
-            out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
-    out.note(", ".join(counted(verdicts[each], each) for each in ("fault", "warning")))
+        out.line(f"{check.verdict:8} {check.name}: {check.found}")
+        if check.fix:
+            out.line(f"{'':8} fix: {check.fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
+    out.note(", ".join(counted(verdicts[verdict], verdict) for verdict in ("fault", "warning")))
     return 1 if verdicts["fault"] else 0
-
-
-_PACKAGES = (
-    *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
-    *("zstandard", "tenacity", "pynacl", "typer"),
-)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of s3cache and its dependencies, for a bug report."""
-    found = {
-        "s3cache": __version__,
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "platform": platform.platform(),
-        "libc": " ".join(platform.libc_ver()).strip() or "unknown",
-        "executable": sys.executable,
-    }
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def keygen(

@@ -32,8 +32,8 @@ URL: str | None = Option(
 )
 
 
-def given(metavar: str, text: str, default: str | None = None) -> Any:
-    """Return the option of a parameter, with the help ``text`` and a name for its value."""
+def option(metavar: str, text: str, default: str | None = None) -> Any:
+    """Return an option with a name for its value, and the help ``text``."""
     return Option(default, metavar=metavar, help=text)
 
 
@@ -97,12 +97,12 @@ class Output:
 
 def json_text(value: object) -> str:
     """Return ``value`` as JSON in one line; values without a JSON type become text."""
-    return json_of.dumps(_jsonable(value), ensure_ascii=True)
+    return json_of.dumps(_jsonable(value))
 
 
 def _jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(name): _jsonable(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -124,22 +124,22 @@ def size_text(size: float) -> str:
 # -- values of options
 
 
-def duration_s(option: str, text: str) -> float:
+def duration_s(flag: str, text: str) -> float:
     """Parse a duration such as ``90d``, ``12h``, ``30min`` or ``10`` to seconds."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?(\w*)", text)
     unit = _UNITS_S.get(match[2].lower() or "s") if match else None
     if match is None or unit is None:
         fix = "give one, e.g. 90d, 12h or 30min"
-        raise ConfigError(f"option {option}", f"{text!r} is not a time", fix)
+        raise ConfigError(f"option {flag}", f"{text!r} is not a time", fix)
     return float(match[1]) * unit
 
 
-def size_bytes(option: str, text: str) -> int:
+def size_bytes(flag: str, text: str) -> int:
     """Parse a size such as ``10MB`` or ``1GiB`` to bytes."""
     try:
         return int(size(0).parse(text))
     except ValueError as exc:
-        raise ConfigError(f"option {option}", *exc.args) from None
+        raise ConfigError(f"option {flag}", *exc.args) from None
 
 
 @contextmanager
@@ -152,16 +152,16 @@ def named_file(thing: str, done: str) -> Iterator[None]:
         raise ConfigError(thing, f"cannot be {done} ({cause})", "give another file") from None
 
 
-def named_in(option: str, manifest: str) -> frozenset[str]:
+def _named_in(flag: str, manifest: str) -> frozenset[str]:
     """Return the keys and names of objects in a file; ``-`` is standard input."""
-    with named_file(f"{option} {manifest}", "read"):
+    with named_file(f"{flag} {manifest}", "read"):
         lines = sys.stdin if manifest == "-" else Path(manifest).read_text("utf-8").splitlines()
         return manage.read_manifest(manifest, lines)
 
 
 def _hit_here(*_: object) -> frozenset[str]:
-    runs = recorded(Settings.load()[0].local_dirs)
-    return frozenset(each.key for run in runs for each in run.records if each.outcome == "hit")
+    records = (record for run in recorded(Settings.load()[0].local_dirs) for record in run.records)
+    return frozenset(record.key for record in records if record.outcome == "hit")
 
 
 # -- groups of options
@@ -187,7 +187,7 @@ class Where:
 # (without one, the option may be repeated), the metavar (empty for a flag), and the help.
 _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "key": (None, "KEY", "keys with this prefix; may be repeated"),
-    "manifest": (named_in, "FILE", "entries in this file, one key per line; - for stdin"),
+    "manifest": (_named_in, "FILE", "entries in this file, one key per line; - for stdin"),
     "kind": (None, "KIND", "aot, fx, triton or another kind"),
     "torch": (None, "VERSION", "entries made by this torch: 2.12"),
     "device": (None, "DEVICE", "entries with code for this device: cpu, cuda, xpu, mps"),
@@ -202,23 +202,23 @@ _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "untrusted": (None, "", "entries that the trust settings refuse"),
 }
 # Options of features that change the environment of a job.
-_JOB_OPTIONS = {each.name: each for feature in features() for each in feature.job_options}
+_JOB_OPTIONS = {it.name: it for feature in features() for it in feature.job_options}
 
 
 class Filters:
-    """The given conditions on entries, as a ``selection``."""
+    """The conditions on entries that options set, as a ``selection``."""
 
     def __init__(self, **values: Any) -> None:
-        chosen: dict[str, Any] = {}
+        conditions: dict[str, Any] = {}
         for name, (read, _, _) in _FILTERS.items():
             if (value := values[name]) not in (None, False, []):
                 value = value if read is None else read(_flag(name), value)
-                chosen[name] = tuple(value) if isinstance(value, list) else value
-        self.selection = manage.Selection(**chosen)
+                conditions[name] = tuple(value) if isinstance(value, list) else value
+        self.selection = manage.Selection(**conditions)
 
 
 class JobOptions:
-    """The given options of features that change the environment of a job."""
+    """What the options of features change in the environment of a job."""
 
     def __init__(self, **values: str | None) -> None:
         self.environments = [
@@ -233,14 +233,13 @@ def _flag(name: str) -> str:
 
 
 def _parameter(name: str, kind: Any, metavar: str, text: str) -> inspect.Parameter:
-    default = False if kind is bool else None
-    option = Option(default, _flag(name), metavar=metavar or None, help=text)
-    return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
+    info = Option(None if metavar else False, _flag(name), metavar=metavar or None, help=text)
+    return inspect.Parameter(name, _KEYWORD_ONLY, default=info, annotation=kind)
 
 
 def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = inspect.signature(of, eval_str=True).parameters.values()
-    return [each.replace(kind=_KEYWORD_ONLY) for each in parameters]
+    return [parameter.replace(kind=_KEYWORD_ONLY) for parameter in parameters]
 
 
 _GROUPS: dict[Any, list[inspect.Parameter]] = {
@@ -251,30 +250,28 @@ _GROUPS: dict[Any, list[inspect.Parameter]] = {
             name,
             bool if not metavar else list[str] | None if read is None else str | None,
             metavar,
-            f"Only {chosen}.",
+            f"Only {entries}.",
         )
-        for name, (read, metavar, chosen) in _FILTERS.items()
+        for name, (read, metavar, entries) in _FILTERS.items()
     ],
-    JobOptions: [
-        _parameter(each.name, str | None, each.metavar, each.help) for each in _JOB_OPTIONS.values()
-    ],
+    JobOptions: [_parameter(n, str | None, it.metavar, it.help) for n, it in _JOB_OPTIONS.items()],
 }
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``command`` for Typer: a parameter annotated with a group becomes its options."""
     own = _parameters(command)
-    groups = {each.name: each.annotation for each in own if each.annotation in _GROUPS}
+    groups = {it.name: it.annotation for it in own if it.annotation in _GROUPS}
 
     def wrapper(**values: Any) -> Any:
         for name, group in groups.items():
-            values[name] = group(**{each.name: values.pop(each.name) for each in _GROUPS[group]})
+            values[name] = group(**{it.name: values.pop(it.name) for it in _GROUPS[group]})
         return command(**values)
 
-    parameters = [each for each in own if each.name not in groups]
-    parameters += [each for group in groups.values() for each in _GROUPS[group]]
+    parameters = [it for it in own if it.name not in groups]
+    parameters += [it for group in groups.values() for it in _GROUPS[group]]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+    wrapper.__annotations__ = {it.name: it.annotation for it in parameters}
     wrapper.__doc__ = command.__doc__
     return wrapper
 

@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError("s3cache run", message, "see s3cache run --help")
 
 
-def run_without_typer(given: list[str]) -> NoReturn:
+def run_without_typer(arguments: list[str]) -> NoReturn:
     """Parse the arguments after ``run`` as Typer would, and run the program."""
     parser = _Parser("s3cache run", allow_abbrev=False)
     parser.add_argument("--url", metavar="URL", help="where the cache is")
@@ -29,17 +29,17 @@ def run_without_typer(given: list[str]) -> NoReturn:
     parser.add_argument("-m", dest="module", action="store_true", help="a module, not a script")
     parser.add_argument("-c", dest="command", action="store_true", help="code, not a script")
     parser.add_argument("program", metavar="PROGRAM [ARGUMENT]...", nargs=argparse.REMAINDER)
-    found = parser.parse_args(given)
-    program = found.program[found.program[:1] == ["--"] :]
+    options = vars(parser.parse_args(arguments))
+    program = options.pop("program")
+    if program[:1] == ["--"]:
+        del program[0]
     if not program:
         parser.error("has no program")
-    run_program(
-        program, url=found.url, as_json=found.json, module=found.module, command=found.command
-    )
+    run_program(program, **options)
 
 
 def run_program(
-    program: list[str], *, url: str | None, as_json: bool, module: bool, command: bool
+    program: list[str], *, url: str | None, json: bool, module: bool, command: bool
 ) -> NoReturn:
     """Replace this process by Python with the program, and with s3cache turned on."""
     arguments = arguments_of(program, module=module, command=command)
@@ -47,11 +47,23 @@ def run_program(
     if settings.url is not None:
         parse_url(settings.url, **of_store)
     settings.trust_policy()
-    _check_autoload()
+    switch = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # else `import torch` would not turn s3cache on
+    if os.environ.get(switch, "1") != "1":
+        raise ConfigError(
+            f"environment variable {switch}",
+            f"is {os.environ[switch]!r}, which keeps torch from loading s3cache",
+            "unset it, or call s3cache.enable() in the program",
+        )
+    if not metadata.entry_points(group="torch.backends", name="s3cache"):
+        raise ConfigError(
+            "s3cache",
+            "is on the path, but is not installed: torch does not find it",
+            "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
+        )
     environment = {**os.environ, "S3CACHE_AUTOLOAD": "1"}
     if url is not None:
         environment["S3CACHE_URL"] = url
-    if as_json:
+    if json:
         environment["S3CACHE_SUMMARY"] = "json"
     environment.setdefault("S3CACHE_SUMMARY", "1")
     if not job_here():  # else the processes already belong to a job
@@ -69,23 +81,6 @@ def arguments_of(program: list[str], *, module: bool, command: bool) -> list[str
     if not kind and program[0] != "-" and not os.path.exists(program[0]):
         raise ConfigError(f"script {program[0]}", "does not exist", "give another, or -m or -c")
     return [*kind, *program]
-
-
-def _check_autoload() -> None:
-    """Raise ConfigError if ``import torch`` in the program would not turn s3cache on."""
-    switch = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-    if os.environ.get(switch, "1") != "1":
-        raise ConfigError(
-            f"environment variable {switch}",
-            f"is {os.environ[switch]!r}, which keeps torch from loading s3cache",
-            "unset it, or call s3cache.enable() in the program",
-        )
-    if not metadata.entry_points(group="torch.backends", name="s3cache"):
-        raise ConfigError(
-            "s3cache",
-            "is on the path, but is not installed: torch does not find it",
-            "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
-        )
 
 
 def _interpreter_options() -> list[str]:

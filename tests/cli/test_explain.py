@@ -78,7 +78,7 @@ def test_a_code_is_explained_even_if_a_file_has_its_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "untrusted").write_text("")
     assert call("explain", "untrusted").out.startswith("untrusted: ")
-    assert "word './untrusted': is not code" in call("explain", "./untrusted").err
+    assert "word './untrusted': is not a code" in call("explain", "./untrusted").err
 
 
 # -- the last line: what to read next
