@@ -23,7 +23,6 @@ from s3cache.cache._results import Saved as Saved
 from s3cache.cache._results import Work as Work
 from s3cache.errors import ConfigError
 from s3cache.frame import Frame
-from s3cache.records import Run
 from s3cache.seam import Feature, features
 from s3cache.settings import Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Listener
@@ -198,8 +197,3 @@ def set_current(cache: Cache) -> None:
 def current_cache() -> Cache | None:
     """Return the cache that was enabled last. Its counts remain after it is disabled."""
     return _current
-
-
-def recorded() -> Run | None:
-    """Return the latest lookups of the cache that was enabled last."""
-    return None if _current is None else _current.engine.recorded()

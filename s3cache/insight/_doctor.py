@@ -86,8 +86,8 @@ _FIXES: dict[type[S3CacheError], str] = {
 def _failed(name: Name, error: S3CacheError, fix: str = "") -> Check:
     """Return an error as a fault; without ``fix``, with the fix for its class."""
     if isinstance(error, ConfigError):
-        found, fix = f"{error.thing} {error.cause}", error.fix
-        return Check(name, "fault", found, fix, code_of(error))
+        problem = f"{error.thing} {error.cause}"
+        return Check(name, "fault", problem, error.fix, code_of(error))
     fix = fix or next(text for kind, text in _FIXES.items() if isinstance(error, kind))
     return Check(name, "fault", str(error), fix, code_of(error))
 
@@ -107,8 +107,8 @@ def examine(
     except ConfigError as exc:
         yield _failed("settings", exc)
         return
-    yield from (found := [*check_settings(settings, url)])
-    if settings.url is not None and all(check.verdict != "fault" for check in found):
+    yield from (checks := [*check_settings(settings, url)])
+    if settings.url is not None and all(check.verdict != "fault" for check in checks):
         yield from _examine_remote(settings, settings.url, may_write, timeout_s)
     yield from check_local_dir(settings)
     yield check_execution()
@@ -136,49 +136,47 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
     for variable, hint in unknown_variables():
         yield Check("settings", "warning", f"environment variable {variable} is not known", hint)
     if settings.mode == "off":
-        found = "is off: nothing is looked up or saved"
-        yield Check("mode", "warning", found, "set mode=read-write", "disabled")
+        problem = "is off: nothing is looked up or saved"
+        yield Check("mode", "warning", problem, "set mode=read-write", "disabled")
     if settings.url is None:
-        found = "is not configured: nothing is shared with other machines"
-        yield Check("remote", "warning", found, "set S3CACHE_URL")
+        problem = "is not configured: nothing is shared with other machines"
+        yield Check("remote", "warning", problem, "set S3CACHE_URL")
         return
     try:
-        location = parse_url(settings.url)
+        yield Check("remote", "ok", parse_url(settings.url).identity.partition("?")[0])
     except ConfigError as exc:
         yield _failed("remote", exc)
-    else:
-        yield Check("remote", "ok", location.identity.partition("?")[0])
 
 
 def check_trust(settings: Settings) -> Iterator[Check]:
     """List trusted signers; check that readers with the same keys use our entries."""
     try:
         policy = settings.trust_policy()
-        named = settings.signing_key or ""
-        signer = signing_key_of(named) if isinstance(named, str) else None
+        key = settings.signing_key or ""
+        signer = signing_key_of(key) if isinstance(key, str) else None
     except ConfigError as exc:
         yield _failed("trust", exc)
         return
     if policy.level == "off":
-        found = "no key is trusted: anyone who can write to the bucket decides what its readers run"
-        yield Check("trust", "warning", found, "s3cache keygen NAME, and docs/trust.md")
+        text = "no key is trusted: anyone who can write to the bucket decides what its readers run"
+        yield Check("trust", "warning", text, "s3cache keygen NAME, and docs/trust.md")
     else:
-        names = ", ".join(f"{each.key.name} for {each.audience}" for each in policy.trusted)
+        names = ", ".join(f"{it.key.name} for {it.audience}" for it in policy.trusted)
         yield Check("trust", "ok", f"{policy.level}: {names}")
     audience, digest, now_s = settings.audience, bytes(32), int(time.time())
     if signer is None:
         if policy.level == "require" and settings.mode in _WRITING:
-            found = "entries from here are not signed: readers with the same keys do not use them"
+            problem = "entries from here are not signed: readers with the same keys do not use them"
             fix = "set signing_key, or mode=read-only"
-            yield Check("signing", "warning", found, fix, "untrusted")
+            yield Check("signing", "warning", problem, fix, "untrusted")
         return
     try:
         signature = sign(digest, signer, audience=audience, issued_s=now_s, ttl_s=0)
         policy.check(digest, pack([signature]))
     except UntrustedError as exc:
-        found = f"entries that key {signer.name} signs here for {audience} miss here: {exc}"
+        problem = f"entries that key {signer.name} signs here for {audience} miss here: {exc}"
         fix = f"add to trusted_keys: {audience}={signer.name}:..., as printed by keygen"
-        yield Check("signing", "fault", found, fix, "untrusted")
+        yield Check("signing", "fault", problem, fix, "untrusted")
     else:
         yield Check("signing", "ok", f"key {signer.name} for {audience}")
 
@@ -200,35 +198,31 @@ _SKEW_WARNED_S = 60.0
 def _examine_remote(
     settings: Settings, url: str, may_write: bool, timeout_s: float
 ) -> Iterator[Check]:
+    from s3cache.store import credentials_source
+
     location = parse_url(url)
     if has_rights := isinstance(location, S3Options):
-        yield (check := _credentials(location, timeout_s))
-        if check.verdict == "fault":
+        fix = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anonymous=true"
+        try:  # a credential_process may hang
+            work = asyncio.to_thread(credentials_source, location, timeout_s)
+            source = _wait(work, 2 * timeout_s)
+        except S3CacheError as exc:
+            yield _failed("credentials", exc, f"{fix}; look at the profile's credential_process")
             return
+        if source is None:
+            yield Check("credentials", "fault", "were not found", fix, "denied")
+            return
+        yield Check("credentials", "ok", f"from {source}")
     try:
         store = open_store(url)
     except S3CacheError as exc:
         yield _failed("remote", exc)
         return
-    may_write = may_write and settings.mode in _WRITING
     with EntryLocation(store, is_local=False, policy=Policy()):
+        writes = may_write and settings.mode in _WRITING
         yield from check_remote(
-            store, may_write=may_write, is_shared_by_rights=has_rights, timeout_s=timeout_s
+            store, may_write=writes, is_shared_by_rights=has_rights, timeout_s=timeout_s
         )
-
-
-def _credentials(options: S3Options, timeout_s: float) -> Check:
-    """Check where the credentials come from. A ``credential_process`` may hang."""
-    from s3cache.store import credentials_source
-
-    fix = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anonymous=true"
-    try:
-        source = _wait(asyncio.to_thread(credentials_source, options, timeout_s), 2 * timeout_s)
-    except S3CacheError as exc:
-        return _failed("credentials", exc, f"{fix}; look at the profile's credential_process")
-    if source is None:
-        return Check("credentials", "fault", "were not found", fix, "denied")
-    return Check("credentials", "ok", f"from {source}")
 
 
 def _wait(work: Coroutine[Any, Any, _T], timeout_s: float, store: Store | None = None) -> _T:
@@ -279,21 +273,21 @@ def check_remote(
                 break
             await asyncio.sleep(_REPEAT_AFTER_S)
         if is_atomic is False:
-            found = "the server ignores If-None-Match: of several writers, the last one wins"
+            problem = "the server ignores If-None-Match: of several writers, the last one wins"
             fix = "no entry is lost by this; a newer server supports it"
-            return Check("conditional-put", "warning", found, fix)
+            return Check("conditional-put", "warning", problem, fix)
         if is_overwritten:
-            found = "an existing object was overwritten"
-            return Check("conditional-put", "fault", found, "use another server")
+            problem = "an existing object was overwritten"
+            return Check("conditional-put", "fault", problem, "use another server")
         if is_atomic is None:
             return Check("conditional-put", "ok", "the server takes too few writes to tell")
         return Check("conditional-put", "ok", "of several writers, exactly one succeeds")
 
     async def read_back() -> Check:
-        there = await store.get(_PROBE)
-        if there is None or bytes(there) != data:
-            found, fix = "differs from the written bytes", "check proxies in between"
-            return Check("read-back", "fault", found, fix, "corrupt")
+        stored = await store.get(_PROBE)
+        if stored is None or bytes(stored) != data:
+            problem, fix = "differs from the written bytes", "check proxies in between"
+            return Check("read-back", "fault", problem, fix, "corrupt")
         return Check("read-back", "ok", "equals the written bytes")
 
     async def clock() -> Check:
@@ -301,12 +295,12 @@ def check_remote(
         apart_s = 0.0 if info is None else now() - info.modified
         if abs(apart_s) < _SKEW_WARNED_S:
             return Check("clock", "ok", "agrees with the store's")
-        found = f"is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the store's"
+        problem = f"is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the store's"
         fix = "synchronize it by NTP: chrony, or systemd-timesyncd"
         if abs(apart_s) < _SKEW_S:
-            return Check("clock", "warning", found, fix)
-        found += ": S3 refuses requests, and signatures expire too early or too late"
-        return Check("clock", "fault", found, fix, "denied")
+            return Check("clock", "warning", problem, fix)
+        problem += ": S3 refuses requests, and signatures expire too early or too late"
+        return Check("clock", "fault", problem, fix, "denied")
 
     async def latency() -> Check:
         times = [time.perf_counter()]
@@ -314,11 +308,11 @@ def check_remote(
             await store.head(_PROBE)
             times.append(time.perf_counter())
         median_s = median(end - start for start, end in itertools.pairwise(times))
-        found = f"{median_s * 1000:.1f} ms for a small request"
+        text = f"{median_s * 1000:.1f} ms for a small request"
         if median_s < slow_s:
-            return Check("latency", "ok", found)
+            return Check("latency", "ok", text)
         fix = "use a bucket in this region, or s3cache pull before the job starts"
-        return Check("latency", "warning", found, fix, "timeout")
+        return Check("latency", "warning", text, fix, "timeout")
 
     async def delete() -> Check:
         try:
@@ -327,9 +321,9 @@ def check_remote(
             return Check("delete", "ok", "not allowed, as it should be")
         if not is_shared_by_rights:
             return Check("delete", "ok", "allowed, as for every writer here")
-        found = "allowed: these credentials can empty the cache; training does not need that"
+        problem = "allowed: these credentials can empty the cache; training does not need that"
         fix = "revoke s3:DeleteObject (infra/aws/s3cache-policy.json), unless you operate the cache"
-        return Check("delete", "warning", found, fix)
+        return Check("delete", "warning", problem, fix)
 
     checks: dict[Name, Callable[[], Coroutine[Any, Any, Check]]] = {
         # What a lookup lists: some stores list whole directories only.
@@ -387,17 +381,17 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
     yield Check("local-directory", "ok", f"{path}: {size}")
     free = disk.f_bavail * disk.f_frsize
     if free < min(1 << 30, most):
-        found = f"{free >> 20} MiB are free at {path}"
-        yield Check("space", "warning", found, "make room, or set local_max_bytes", "full")
+        problem = f"{free >> 20} MiB are free at {path}"
+        yield Check("space", "warning", problem, "make room, or set local_max_bytes", "full")
     elif disk.f_files and disk.f_favail < min(_FEW_INODES, settings.local_max_files):
-        found = f"{counted(disk.f_favail, 'inode')} are free at {path}, see 'df -i'"
-        yield Check("space", "warning", found, "remove files there, or set local_dir", "full")
+        problem = f"{counted(disk.f_favail, 'inode')} are free at {path}, see 'df -i'"
+        yield Check("space", "warning", problem, "remove files there, or set local_dir", "full")
     else:
         yield Check("space", "ok", f"{free >> 30} GiB are free")
     for url, count in left.items():
-        found = f"ended jobs left uploads for another URL, {url}: {count}"
+        problem = f"ended jobs left uploads for another URL, {url}: {count}"
         fix = "run 's3cache push' with that URL, or spell endpoint_url as before"
-        yield Check("uploads", "warning", found, fix)
+        yield Check("uploads", "warning", problem, fix)
     if not left:
         yield Check("uploads", "ok", "none are left for another URL")
 
@@ -406,8 +400,8 @@ def check_execution(sysctl: Path = Path("/proc/sys/vm/memfd_noexec")) -> Check:
     """Check that code can be loaded from memory, as each hit needs."""
     with contextlib.suppress(OSError):
         if sysctl.read_text(encoding="ascii").strip() == "2":  # from Linux 6.3
-            found = "hits load code from memory, which this system forbids (vm.memfd_noexec=2)"
-            return Check("execution", "fault", found, "sysctl vm.memfd_noexec=1", "machine")
+            problem = "hits load code from memory, which this system forbids (vm.memfd_noexec=2)"
+            return Check("execution", "fault", problem, "sysctl vm.memfd_noexec=1", "machine")
     return Check("execution", "ok", "code may be loaded from memory")
 
 
@@ -438,8 +432,8 @@ def check_compiler(timeout_s: float = 20.0) -> Check:
     path = next(filter(None, map(shutil.which, names)), None)
     fix = "install g++, or set CXX"
     if path is None:
-        found = f"was not found ({', '.join(names)}): hits do not need it, misses do"
-        return Check("compiler", "warning", found, fix)
+        problem = f"was not found ({', '.join(names)}): hits do not need it, misses do"
+        return Check("compiler", "warning", problem, fix)
     code, output = _run([path, "--version"], timeout_s)
     if code == 0:
         return Check("compiler", "ok", (output.splitlines() or [path])[0])

@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache import entries, frame
 from s3cache.artifact import Artifact
+from s3cache.cache import current_cache
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
 from s3cache.frame import Header
 from s3cache.graph import cached_at
@@ -78,13 +80,14 @@ def differences(old: Record, new: Record) -> list[Difference]:
     names = dict.fromkeys([*_LABELS, *sorted({*old.components, *new.components})])
     differing = [name for name in names if _digest(old, name) != _digest(new, name)]
     implied = {name for cause in differing for name in _IMPLIED.get(cause, ())}
-    found = []
-    for name in differing:
-        # A component without a result from its own function is described like any other.
-        own = [*_OWN_WAYS[name](name, old, new)] if name in _OWN_WAYS else []
-        own = own or [*_in_general(name, old, new)]
-        found += [replace(each, follows=name in implied) for each in own]
-    return sorted(found, key=lambda each: each.follows)
+    # A component without a result from its own function is described like any other.
+    described = [
+        replace(difference, follows=name in implied)
+        for name in differing
+        for difference in [*_OWN_WAYS.get(name, _in_general)(name, old, new)]
+        or [*_in_general(name, old, new)]
+    ]
+    return sorted(described, key=attrgetter("follows"))
 
 
 def _digest(of: Record, name: str) -> str:
@@ -141,17 +144,16 @@ def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
     """Describe a component by its details, or else as a whole."""
     label = _LABELS.get(name, name)
     before, now = _text(old, name), _text(new, name)
-    ours, theirs = _parts(old, name), _parts(new, name)
+    olds, news = _parts(old, name), _parts(new, name)
     if name in _OPTIONS:
-        ours, theirs = _with_defaults(ours, theirs), _with_defaults(theirs, ours)
-    elif "" in ours or "" in theirs or not (ours or theirs):
-        ours, theirs = _fields(before), _fields(now)
-    is_known = (ours or not before) and (theirs or not now)
-    differing = [each for each in {**ours, **theirs} if ours.get(each) != theirs.get(each)]
-    if is_known and differing:
+        olds, news = _with_defaults(olds, news), _with_defaults(news, olds)
+    elif "" in olds or "" in news or not (olds or news):
+        olds, news = _fields(before), _fields(now)
+    differing = [part for part in {**olds, **news} if olds.get(part) != news.get(part)]
+    if differing and (olds or not before) and (news or not now):
         for part in differing:
             of = f"{label}: {part}" if " " in label else f"{label}.{part}".rstrip(".")
-            yield _arrow(name, of, ours.get(part, ""), theirs.get(part, ""))
+            yield _arrow(name, of, olds.get(part, ""), news.get(part, ""))
     elif before != now:
         yield _arrow(name, label, before, now)
     else:
@@ -160,15 +162,14 @@ def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
 
 def _arrow(name: str, label: str, old: str, new: str) -> Difference:
     text = f"{label} {_short(old)} → {_short(new)}"
-    if all(re.fullmatch(_DIGEST, each.strip("'")) for each in (old or new, new or old)):
+    if all(re.fullmatch(_DIGEST, value.strip("'")) for value in (old or new, new or old)):
         how = "has another definition" if old and new else "is missing" if old else "is new"
         text = f"{label} {how}"
     return Difference(name, text, old, new)
 
 
 def _short(text: str) -> str:
-    cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-    return cut or "none"
+    return f"{text[:_SHOWN_CHARACTERS]}{'…' * (len(text) > _SHOWN_CHARACTERS)}" or "none"
 
 
 def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
@@ -180,12 +181,11 @@ def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dic
 
 def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
     before, now = _text(old, name).split(), _text(new, name).split()
-    lacks = " ".join(each for each in before if each not in now)
-    has = " ".join(each for each in now if each not in before)
-    details = [f"lacks {_short(lacks)}"] if lacks else []
-    details += [f"also has {_short(has)}"] if has else []
-    if details:
-        yield Difference(name, f"CPU {', '.join(details)}", lacks, has)
+    lacks = " ".join(word for word in before if word not in now)
+    has = " ".join(word for word in now if word not in before)
+    verbs = (("lacks", lacks), ("also has", has))
+    if details := ", ".join(f"{verb} {_short(words)}" for verb, words in verbs if words):
+        yield Difference(name, f"CPU {details}", lacks, has)
 
 
 def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
@@ -224,22 +224,22 @@ _OF_SHAPE = ("stride", "storage_bytes", "memory_format")
 
 
 def _tensor(name: str, label: str, before: str, now: str) -> Iterator[Difference]:
-    ours, theirs = (
+    olds, news = (
         _fields(text[len(_TENSOR) : -1]) if text.startswith(_TENSOR) else {}
         for text in (before, now)
     )
-    if not (ours and theirs):
+    if not (olds and news):
         yield _arrow(name, label, before, now)
         return
-    differing = [part for part in theirs if ours.get(part) != theirs[part]]
+    differing = [part for part in news if olds.get(part) != news[part]]
     for part in differing:
         if "shape" in differing and part in _OF_SHAPE:
             continue
-        one, other = _plain(ours.get(part, "")), _plain(theirs[part])
+        old, new = _plain(olds.get(part, "")), _plain(news[part])
         kind = "" if part in ("shape", "dtype", "device") else f" {part}"
-        is_fixed = part == "shape" and not re.search(r"[^\d\s,()]", one + other)
-        text = f"{label}{kind} {one} → {other}{', not marked dynamic' if is_fixed else ''}"
-        yield Difference(name, text, one, other)
+        is_fixed = part == "shape" and not re.search(r"[^\d\s,()]", old + new)
+        text = f"{label}{kind} {old} → {new}{', not marked dynamic' if is_fixed else ''}"
+        yield Difference(name, text, old, new)
 
 
 def _plain(text: str) -> str:
@@ -271,7 +271,7 @@ def _fields(text: str) -> dict[str, str]:
     """Return values or digests by name if ``text`` is a list of such pairs; else nothing."""
     pairs = [piece.partition("=") for piece in _pieces(text)]
     are_fields = all(equals and re.fullmatch(r"[\w.]*", name) for name, equals, _ in pairs)
-    return {one: value for one, _, value in pairs} if are_fields else dict(_DIGESTED.findall(text))
+    return {name: v for name, _, v in pairs} if are_fields else dict(_DIGESTED.findall(text))
 
 
 # -- the nearest entry among those of this machine and of the remote
@@ -309,44 +309,47 @@ def nearest(
         complete: adds the details of a neighbor's components, if they can be read.
     """
 
-    def likeness(neighbor: Neighbor) -> tuple[bool, int]:
+    def likeness(old: Record) -> tuple[bool, int]:
         """Return whether the graphs are equal, and how many components are equal."""
-        old, components = neighbor.record, missed.components.items()
+        components = missed.components.items()
         common = sum(digest == _digest(old, name) for name, (digest, _) in components)
         return _digest(old, _GRAPH) == _digest(missed, _GRAPH), common
 
     def nearness(neighbor: Neighbor) -> tuple[object, ...]:
-        each, alike = neighbor.record, likeness(neighbor)
-        texts = [_parts(of, _GRAPH).get("code", "") for of in (each, missed)]
+        old, alike = neighbor.record, likeness(neighbor.record)
+        texts = [_parts(of, _GRAPH).get("code", "") for of in (old, missed)]
         codes = [[] if alike[0] else text[:_COMPARED_CHARACTERS].splitlines() for text in texts]
         ratio = difflib.SequenceMatcher(None, codes[0], codes[1], autojunk=False).ratio()
-        details = sum(found.component != _GRAPH for found in differences(each, missed))
-        return ratio, alike, bool(each.parts), -details, each.time
+        details = sum(it.component != _GRAPH for it in differences(old, missed))
+        return ratio, alike, bool(old.parts), -details, old.time
 
-    same_kind = [each for each in neighbors if each.record.kind == missed.kind]
-    others = [each for each in same_kind if each.record.key != missed.key]
-    older = [(likeness(it), it.record.time, it) for it in others if it.record.time < missed.time]
+    older = [
+        (likeness(old), old.time, neighbor)
+        for neighbor in neighbors
+        for old in [neighbor.record]
+        if old.kind == missed.kind and old.key != missed.key and old.time < missed.time
+    ]
     if not older:
         return None
     older.sort(key=itemgetter(0, 1), reverse=True)
     is_same, common = older[0][0]
     # For another graph, code is a better measure than components: compare the code of near ones.
     least = is_same, common if is_same else common - 2
-    near = [each for alike, _, each in older if alike >= least]
+    near = [neighbor for alike, _, neighbor in older if alike >= least]
     return max(map(complete, near[:_COMPARED]), key=nearness)
 
 
-def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
+def _recorded_neighbors(runs: Iterable[Run]) -> Iterable[Neighbor]:
     """Return the recorded lookups; a hit has the details of the miss that led to it."""
-    found: dict[tuple[str, str], Neighbor] = {}
+    neighbors: dict[tuple[str, str], Neighbor] = {}
     for run in runs:
         where = f"run {run.name}" if run.name else "this process"
-        for record in filter(lambda each: each.components, run.records):
-            first = found.setdefault((record.kind, record.key), Neighbor(record, where))
+        for record in filter(attrgetter("components"), run.records):
+            first = neighbors.setdefault((record.kind, record.key), Neighbor(record, where))
             parts = first.record.parts or record.parts
             both = replace(record, parts=parts, time=min(first.record.time, record.time))
-            found[record.kind, record.key] = replace(first, record=both)
-    return list(found.values())
+            neighbors[record.kind, record.key] = replace(first, record=both)
+    return neighbors.values()
 
 
 class StoredEntries:
@@ -368,7 +371,7 @@ class StoredEntries:
     @functools.cached_property
     def neighbors(self) -> list[Neighbor]:
         """Return the latest entries, without details."""
-        found: list[Neighbor] = []
+        latest: list[Neighbor] = []
         if self._open is not None:
             self._deadline = time.monotonic() + _TIMEOUT_S
             try:
@@ -376,8 +379,8 @@ class StoredEntries:
             except S3CacheError as exc:
                 self.problem = str(exc)
             else:
-                self._wait(self._look(self._place, found))
-        return found
+                self._wait(self._read_headers(self._place, latest))
+        return latest
 
     def complete(self, neighbor: Neighbor) -> Neighbor:
         """Return ``neighbor`` with the details of its components, if its entry is here."""
@@ -386,7 +389,7 @@ class StoredEntries:
         if record.parts or name is None or self._place is None:
             return neighbor
         if name not in self._parts and not self.problem:
-            self._parts[name] = self._wait(self._read(self._place, name)) or {}
+            self._parts[name] = self._wait(self._read_parts(self._place, name)) or {}
         return replace(neighbor, record=replace(record, parts=self._parts.get(name, {})))
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
@@ -399,7 +402,7 @@ class StoredEntries:
             self.problem = str(exc)
         return None
 
-    async def _look(self, place: EntryLocation, found: list[Neighbor]) -> None:
+    async def _read_headers(self, place: EntryLocation, neighbors: list[Neighbor]) -> None:
         infos: list[ObjectInfo] = []
         async for info in place.store.list(entries.NAMES):
             infos.append(info)
@@ -410,12 +413,12 @@ class StoredEntries:
         async def read(info: ObjectInfo) -> None:
             with contextlib.suppress(CorruptError, UntrustedError):
                 head = await read_head(place.store, info.key, place.policy.check)
-                if head is not None and (record := _record_of(head.header)):
-                    found.append(Neighbor(record, self._where))
+                if head is not None and (record := _record_of(head.header)).components:
+                    neighbors.append(Neighbor(record, self._where))
 
         await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
 
-    async def _read(self, place: EntryLocation, name: str) -> Mapping[str, Mapping[str, str]]:
+    async def _read_parts(self, place: EntryLocation, name: str) -> Mapping[str, Mapping[str, str]]:
         data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
         if isinstance(data, (bytes, bytearray, memoryview)):
             with contextlib.suppress(CorruptError, UntrustedError):
@@ -423,8 +426,8 @@ class StoredEntries:
         return {}
 
 
-def _record_of(header: Header) -> Record | None:
-    """Return an entry as a record, if its key is made of components."""
+def _record_of(header: Header) -> Record:
+    """Return an entry as a record; without components if its key is not made of them."""
     pairs = header.meta.get("components")
     components = {
         str(name): (str(pair[0]), str(pair[1]))
@@ -432,8 +435,7 @@ def _record_of(header: Header) -> Record | None:
         if isinstance(pair, (list, tuple)) and len(pair) == 2
     }
     created = header.created_ns / 1e9
-    record = Record(header.kind, "hit", header.key, time=created, components=components)
-    return record if components else None
+    return Record(header.kind, "hit", header.key, time=created, components=components)
 
 
 # -- explanations
@@ -473,8 +475,8 @@ class Explanation:
     @property
     def line(self) -> str:
         """Return the differences or rejections in one line, else the reason."""
-        found = [each.text for each in self.differences if not each.follows]
-        return "; ".join([*self.record.rejected, *found, *reasons_of(self.record)]) or self.why
+        causes = [it.text for it in self.differences if not it.follows]
+        return "; ".join([*self.record.rejected, *causes, *reasons_of(self.record)]) or self.why
 
     def as_dict(self) -> dict[str, object]:
         """Return the explanation as plain data."""
@@ -485,8 +487,8 @@ class Explanation:
             "processes": self.processes,
             "times": self.times,
             "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
-            "differences": [each.as_dict() for each in self.differences],
-            "reasons": [dict(each) for each in self.record.reasons],
+            "differences": [difference.as_dict() for difference in self.differences],
+            "reasons": [dict(reason) for reason in self.record.reasons],
         }
 
     def __repr__(self) -> str:
@@ -502,13 +504,13 @@ class Explanation:
             at = f"{node}: " if node else ""
             lines.append(f"  {at}{reason.get('message', '')} ({reason.get('code', '')})")
             fix = f"fix: {reason['fix']}" if reason.get("fix") else ""
-            lines += [f"    {each}" for each in (reason.get("line", ""), fix) if each]
+            lines += [f"    {line}" for line in (reason.get("line", ""), fix) if line]
         if self.entry:
             which = f"{self.entry[:17]} ({self.known_from})"
             lines.append(f"  nearest: {which}, which differs in")
-        for each in self.differences:
-            lines.append(f"    {each.text}{' (follows)' if each.follows else ''}")
-            lines += [f"      {line}" for line in each.diff.splitlines()]
+        for difference in self.differences:
+            lines.append(f"    {difference.text}{' (follows)' if difference.follows else ''}")
+            lines += [f"      {line}" for line in difference.diff.splitlines()]
         return "\n".join(map(printable, lines))
 
 
@@ -535,29 +537,30 @@ class Explained:
 
     def as_dict(self) -> dict[str, object]:
         """Return the explanations as plain data."""
-        return {**vars(self), "explanations": [each.as_dict() for each in self.explanations]}
+        return {**vars(self), "explanations": [lookup.as_dict() for lookup in self.explanations]}
 
     def __repr__(self) -> str:
-        missed, bypassed = (
-            sum(each.times for each in self.explanations if each.record.outcome == outcome)
-            for outcome in ("miss", "bypass")
-        )
+        counts = Counter[str]()
+        for lookup in self.explanations:
+            counts[lookup.record.outcome] += lookup.times
         processes = f", {self.processes}" if self.processes else ""
-        of = f"run {self.run} of {self.program}{processes}: "
+        head = f"run {self.run} of {self.program}{processes}: {self.hits} hit, "
+        head += f"{counts['miss']} missed, {counts['bypass']} bypassed"
         notes = [
             "" if self.complete else "there were more lookups than one process records",
             f"the remote could not be read: {self.unasked}" if self.unasked else "",
-            footer(code for each in self.explanations for code in each.codes),
+            footer(code for lookup in self.explanations for code in lookup.codes),
         ]
-        head = printable(f"{of}{self.hits} hit, {missed} missed, {bypassed} bypassed")
-        shown = map(repr, self.explanations)
-        return "\n".join([head, *shown, *map(printable, filter(None, notes))])
+        lines = [printable(head), *map(repr, self.explanations), *map(printable, notes)]
+        return "\n".join(filter(None, lines))
 
 
 def reasons_of(record: Record) -> list[str]:
     """Return the reasons of a bypass, one line each."""
-    parts = ([each.get(name) for name in ("message", "line", "fix")] for each in record.reasons)
-    return [". ".join(part.rstrip(".") for part in each if part) for each in parts]
+    return [
+        ". ".join(text.rstrip(".") for n in ("message", "line", "fix") if (text := reason.get(n)))
+        for reason in record.reasons
+    ]
 
 
 # -- explaining
@@ -583,18 +586,16 @@ def explain(
         ConfigError: there is no such run, key or program, or nothing is recorded.
     """
     settings, _ = Settings.load(url, **options)
-    caches = sys.modules.get("s3cache.cache")
-    cache = None if caches is None else caches.current_cache()
+    cache = current_cache()
     remote_url = settings.url or (None if cache is None else cache.settings.url)
-    here: Run | None = None  # the lookups in memory, if a cache was enabled here and had one
-    if caches is not None and not (what or options):
-        here = caches.recorded()
-    if here is not None:
-        program = os.path.basename(sys.argv[0]) if sys.argv else ""
-        here = replace(here, program=program) if here.records else None
+    # The lookups in memory, if a cache was enabled here.
+    here = None if cache is None or what or options else cache.engine.recorded()
     others = recorded(settings.local_dirs, lambda name: here is None or name != here.name)
     latest = [*itertools.islice(others, _MAX_RUNS)]
-    job, key = ([here], "") if here is not None else _chosen(settings, latest, what)
+    if here is not None and here.records:
+        job, key = [replace(here, program=os.path.basename([*sys.argv, ""][0]))], ""
+    else:
+        job, key = _chosen(settings, latest, what)
     with ExitStack() as stack:
 
         def place(in_tier: bool) -> EntryLocation:
@@ -603,32 +604,29 @@ def explain(
         in_tier = functools.partial(place, True) if settings.local else None
         in_remote = functools.partial(place, False) if remote and remote_url else None
         tier, far = StoredEntries("the local tier", in_tier), StoredEntries("the remote", in_remote)
-        known = recorded_neighbors({each.name: each for each in (*job, *latest)}.values())
+        recent = _recorded_neighbors({run.name: run for run in (*job, *latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:
             """Return the nearest entry: from records, else from the local tier and the remote."""
-            found: dict[tuple[str, str], Neighbor] = {}
-            for each in (*known, *tier.neighbors, *far.neighbors):
-                found.setdefault((each.record.kind, each.record.key), each)
-            return nearest(missed, found.values(), lambda it: far.complete(tier.complete(it)))
+            neighbors = (*far.neighbors, *tier.neighbors, *recent)
+            by_key = {(it.record.kind, it.record.key): it for it in neighbors}
+            return nearest(missed, by_key.values(), lambda it: far.complete(tier.complete(it)))
 
-        lookups = [each for each in folded(job) if each.record.key.startswith(key)]
+        lookups = [lookup for lookup in folded(job) if lookup.record.key.startswith(key)]
         in_words = processes_in_words if len(job) > 1 else lambda _: ""
         explanations = tuple(
-            replace(
-                _explained(each.record, find), processes=in_words(each.runs), times=len(each.runs)
-            )
-            for each in lookups
+            replace(_explained(it.record, find), processes=in_words(it.runs), times=len(it.runs))
+            for it in lookups
             # The FX graphs of a whole graph are only looked up because the graph missed.
-            if each.record.outcome != "hit"
-            and (not each.record.of_whole or each.record.reason in _OF_PARTS)
+            if it.record.outcome != "hit"
+            and (not it.record.of_whole or it.record.reason in _OF_PARTS)
         )
         return Explained(
             run=job[0].name,
             program=job[0].program,
-            hits=sum(len(each.runs) for each in lookups if each.record.outcome == "hit"),
+            hits=sum(len(it.runs) for it in lookups if it.record.outcome == "hit"),
             explanations=explanations,
-            complete=all(each.complete for each in job),
+            complete=all(run.complete for run in job),
             processes=in_words(job),
             unasked=far.problem,
         )
@@ -641,11 +639,10 @@ def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Exp
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)
-    found = find(record)
-    if found is None:
+    if (entry := find(record)) is None:
         return Explanation(record, f"{why}; there is no entry to compare it with")
-    differing = tuple(differences(found.record, record))
-    return Explanation(record, why, found.record.key, found.where, differing)
+    differing = tuple(differences(entry.record, record))
+    return Explanation(record, why, entry.record.key, entry.where, differing)
 
 
 # -- the runs to explain
@@ -657,27 +654,28 @@ def _chosen(settings: Settings, latest: Sequence[Run], what: str) -> tuple[list[
     keyed = [
         run
         for run in latest
-        if any(each.key.startswith(what) for each in run.records if each.outcome != "hit")
+        if any(it.key.startswith(what) for it in run.records if it.outcome != "hit")
     ]
-    found = [head for head in heads if head.name.startswith(what)]
-    key = what if keyed and not found else ""
-    found = found or keyed or [head for head in heads if _is_of(head, what)]
-    if not found:
+    is_path = os.path.exists(what)
+    end = os.path.realpath(what) if is_path else os.sep + os.path.normpath(what)
+
+    def is_of_program(run: Run) -> bool:
+        """Return whether ``what`` is the module of a run, its path, or the end of its path."""
+        files = (run.file, run.file.removesuffix(f"{os.sep}__main__.py"))
+        return bool(what) and (
+            what in (run.module, run.module.removesuffix(".__main__"))
+            or (end in files if is_path else any(file.endswith(end) for file in files))
+        )
+
+    runs = [head for head in heads if head.name.startswith(what)]
+    key = what if keyed and not runs else ""
+    runs = runs or keyed or [*filter(is_of_program, heads)]
+    if not runs:
         raise ConfigError(
             f"explain {what}".rstrip(),
             f"no such run, key or program is recorded in {settings.local_dir}",
             "s3cache run PROGRAM makes a record (unless record or local is off)",
         )
-    job = next(job for job in in_jobs(heads) if any(each.name == found[0].name for each in job))
-    names = {each.name for each in job}
+    job = next(job for job in in_jobs(heads) if any(run.name == runs[0].name for run in job))
+    names = {run.name for run in job}
     return in_jobs(recorded(settings.local_dirs, names.__contains__))[0], key
-
-
-def _is_of(run: Run, program: str) -> bool:
-    """Return whether ``program`` is the module of a run, its path, or the end of its path."""
-    if program and program in (run.module, run.module.removesuffix(".__main__")):
-        return True
-    files = (run.file, run.file.removesuffix(f"{os.sep}__main__.py"))
-    if os.path.exists(program):
-        return os.path.realpath(program) in files
-    return any(file.endswith(os.sep + os.path.normpath(program)) for file in files)

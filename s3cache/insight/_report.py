@@ -68,21 +68,19 @@ class Totals:
     @property
     def codes(self) -> list[str]:
         """Return the reasons of misses, bypasses and refusals that a user may be able to fix."""
-        reasons = [reason.split() for outcome, reason in self.outcomes if outcome != "hit"]
-        ends = [ended for of in self.features.values() for ended in of]
-        reasons += [[each.removeprefix(_REFUSED)] for each in ends if _REFUSED in each]
-        return [*dict.fromkeys(code for codes in reasons for code in codes if code not in EXPECTED)]
+        codes = [code for outcome, why in self.outcomes if outcome != "hit" for code in why.split()]
+        ends = (ended for counts in self.features.values() for ended in counts)
+        codes += [ended.removeprefix(_REFUSED) for ended in ends if _REFUSED in ended]
+        return [*dict.fromkeys(code for code in codes if code not in EXPECTED)]
 
     @property
     def in_words(self) -> Sequence[str]:
         """Return ``NAME: 3 hit: remote, 1 miss: absent`` for features and kinds, and ``lines``."""
-        return [
-            *(
-                f"{name}: {', '.join(f'{count} {printable(ended)}' for ended, count in of.items())}"
-                for name, of in self.features.items()
-            ),
-            *self.lines,
-        ]
+        lines = []
+        for name, counts in self.features.items():
+            ends = ", ".join(f"{count} {printable(ended)}" for ended, count in counts.items())
+            lines.append(f"{name}: {ends}")
+        return [*lines, *self.lines]
 
     def as_dict(self) -> dict[str, object]:
         """Return the totals as plain data, without words."""
@@ -96,8 +94,9 @@ class Totals:
 
 def sum_up(runs: Sequence[Run]) -> Totals:
     records = [record for run in runs for record in run.records]
-    outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
-    of = Counter(each.outcome for each in records if is_counted(each))
+    events = [event for run in runs for event in run.events]
+    ends = [(record.outcome, record.reason) for record in records if is_counted(record)]
+    counts = Counter(outcome for outcome, _ in ends)
     # The sizes of entries that a run fetched for graphs that it did not look up.
     unused = [
         event.size
@@ -108,28 +107,26 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         and not (key := key_of(event.name)).startswith(hints())
         and key not in looked_up
     ]
-    events = [event for run in runs for event in run.events]
-    with_events = {event.event for event in events}  # each of their lookups has an event too
-    ends = [(event.event, event.ended) for event in events if event.event in _FEATURES]
-    ends += [
-        (each.kind, name_of(each.outcome, each.reason))
-        for each in records
-        if each.kind in _KINDS - with_events
-    ]
     of_features: dict[str, Counter[str]] = defaultdict(Counter)
-    for name, ended in ends:
-        of_features[name][ended] += 1
-    told = [told for each in features() if (told := each.call(each.reports, runs)) is not None]
+    for event in events:
+        if event.event in _FEATURES:
+            of_features[event.event][event.ended] += 1
+    without_events = _KINDS.difference(event.event for event in events)
+    for record in records:
+        if record.kind in without_events:
+            of_features[record.kind][name_of(record.outcome, record.reason)] += 1
+    reports = [it.call(it.reports, runs) for it in features()]
+    own = [report for report in reports if report is not None]
     return Totals(
-        dict(outcomes.most_common()),
-        *(of["hit"], of["miss"], of["bypass"]),
+        dict(Counter(ends).most_common()),
+        *(counts["hit"], counts["miss"], counts["bypass"]),
         spared_s=sum(record.saved_s for record in records),
         waited_s=sum(record.elapsed_s for record in records),
         unused=len(unused),
         unused_bytes=sum(unused),
         features={name: dict(of.most_common()) for name, of in of_features.items()},
-        more={name: value for data, _ in told for name, value in data.items()},
-        lines=[line for _, lines in told for line in lines],
+        more={name: value for data, _ in own for name, value in data.items()},
+        lines=[line for _, lines in own for line in lines],
         complete=all(run.complete for run in runs),
     )
 
@@ -168,8 +165,8 @@ def manifest(runs: Sequence[Run]) -> str:
 
     It leaves out misses that were not saved.
     """
-    hits = (each.key for run in runs for each in run.records if each.outcome == "hit" and each.key)
-    saves = (each.name for run in runs for each in run.events if each.event == "save")
+    hits = (it.key for run in runs for it in run.records if it.outcome == "hit" and it.key)
+    saves = (it.name for run in runs for it in run.events if it.event == "save")
     keys = dict.fromkeys([*hits, *saves])
     lines = [f"# {counted(len(keys), 'key')} that {' '.join(run.name for run in runs)} used"]
     if not all(run.complete for run in runs):
@@ -211,19 +208,19 @@ def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
         return {"ph": "X", "tid": lane, "ts": begin, "dur": took, **what}
 
     yield _label("process_name", 0, f"{run.program} ({run.process or run.name}), s3cache")
-    for each in run.records:
+    for record in run.records:
         args = {
-            "key": each.key,
-            "kind": each.kind,
-            "saved_s": each.saved_s,
-            "where": "{}:{} in {}".format(*each.where) if each.where else "",
-            "rejected": list(each.rejected),
-            "reasons": [reason.get("message", "") for reason in each.reasons],
+            "key": record.key,
+            "kind": record.kind,
+            "saved_s": record.saved_s,
+            "where": "{}:{} in {}".format(*record.where) if record.where else "",
+            "rejected": list(record.rejected),
+            "reasons": [reason.get("message", "") for reason in record.reasons],
         }
         shown = {name: value for name, value in args.items() if value}
-        yield span(each, "lookups", f"{each.outcome}: {each.reason}", shown)
+        yield span(record, "lookups", f"{record.outcome}: {record.reason}", shown)
     ends: list[float] = []  # of the last transfer in each lane
-    for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
+    for event in sorted(run.events, key=lambda event: event.time - event.elapsed_s):
         title, number = "compiles and saves", 0
         if event.event in _FEATURES:
             title = event.event
@@ -253,13 +250,13 @@ _INCOMPLETE = "These runs had more lookups than are recorded"
 
 def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
     """Return the lookups of ``runs`` as one page of HTML, with explanations."""
-    causes = {(each.record.key, each.record.time): each.line for each in explanations}
+    causes = {(why.record.key, why.record.time): why.line for why in explanations}
     title = ", ".join(dict.fromkeys(run.program for run in runs if run.program))
     totals = sum_up(runs)
     started = min((run.started for run in runs if run.started), default=0.0)
     day = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started)) if started else "no run"
-    found = [lookup for job in reversed(in_jobs(runs)) for lookup in folded(job)]
-    found = [lookup for lookup in found if is_counted(lookup.record)]
+    lookups = [lookup for job in reversed(in_jobs(runs)) for lookup in folded(job)]
+    lookups = [lookup for lookup in lookups if is_counted(lookup.record)]
     tiles = {
         "of lookups hit": "–" if totals.hit_rate is None else f"{totals.hit_rate:.0%}",
         "hits": f"{totals.hits:,}",
@@ -269,34 +266,33 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         "waited for lookups": duration(totals.waited_s),
         "fetched, not used": f"{totals.unused:,}",
     }
-    left = max(len(found) - _MAX_ROWS, 0)
-    more = f"{left:,} more lookups are not shown here, but counted above" if left else ""
+    more = len(lookups) - _MAX_ROWS
     notes = [*totals.in_words, "" if totals.complete else _INCOMPLETE]
-    end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
+    end = [
+        f"{more:,} more lookups are not shown here, but counted above" if more > 0 else "",
+        escape(footer(totals.codes)),
+        f"s3cache {__version__}",
+    ]
+    most = max(totals.outcomes.values(), default=0)
+    bars = (
+        f'<span>{escape(name_of(*ended))}</span><span class="bar {_kind_of(*ended)}" '
+        f'style="width: {100 * count / most:.1f}%"></span><span>{count:,}</span>'
+        for ended, count in totals.outcomes.items()
+    )
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(title) or "s3cache",
         when=escape(f"{day}, {counted(len(runs), 'process', 'processes')}"),
         tiles="".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items()),
-        note="".join(f"<p>{escape(each)}.</p>" for each in notes if each),
-        bars=_bars(totals.outcomes) or "Nothing was looked up.",
-        rows="".join(_row(each, len(runs), causes) for each in found[:_MAX_ROWS]),
+        note="".join(f"<p>{escape(note)}.</p>" for note in notes if note),
+        bars="".join(bars) or "Nothing was looked up.",
+        rows="".join(_row(lookup, len(runs), causes) for lookup in lookups[:_MAX_ROWS]),
         end="<br>".join(filter(None, end)),
     )
 
 
-def _bars(outcomes: Mapping[tuple[str, str], int]) -> str:
-    """Draw a bar for each outcome, most frequent first."""
-    most = max(outcomes.values(), default=0)
-    return "".join(
-        f'<span>{escape(name_of(*ended))}</span><span class="bar {_kind_of(*ended)}" '
-        f'style="width: {100 * count / most:.1f}%"></span><span>{count:,}</span>'
-        for ended, count in outcomes.items()
-    )
-
-
 def _kind_of(outcome: str, reason: str) -> str:
-    """Return ``local``, ``remote``, ``miss`` or ``bypass``; unknown outcomes are ``bypass``."""
+    """Return ``local``, ``remote``, ``miss`` or ``bypass``, which is also for unknown outcomes."""
     if outcome == "hit":
         return "local" if reason == "local" else "remote"
     return "miss" if outcome == "miss" else "bypass"

@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 import s3cache
 from s3cache import frame
 from s3cache.artifact import Artifact
-from s3cache.cache import recorded
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
 from s3cache.torch_api import installed_release, internals
@@ -179,8 +178,7 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
             if name == "later":  # after a hit, a graph that was never saved
                 torch.compile(torch.sin, dynamic=False)(torch.ones(5))
             cache.flush(60)
-        run = recorded()
-        assert run is not None
+        run = cache.engine.recorded()
         found[name] = [record.as_dict() for record in run.records]
     return found
 
