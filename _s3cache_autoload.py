@@ -1,7 +1,7 @@
-"""What ``import torch`` calls at its end where s3cache is installed.
+"""Enable s3cache at the end of ``import torch``, in environments where it is installed.
 
-torch finds it through the entry point group ``torch.backends``. Beside the package and not in it:
-a process that names no cache imports this file, ``_s3cache_process.py`` and nothing else.
+torch finds :func:`autoload` in the entry point group ``torch.backends``. This file is beside the
+package, not in it: a process without a cache imports it and ``_s3cache_process.py``, nothing else.
 """
 
 from _s3cache_process import (
@@ -15,32 +15,34 @@ from _s3cache_process import (
 
 
 def autoload() -> None:
-    """Enable s3cache as the environment has it, once something is compiled. Never raises."""
+    """Enable the cache that the environment names, when something is first compiled.
+
+    Never raises: torch would turn an error here into an error of the user's program.
+    """
     try:
         take_baseline()
         note_imports()
-    except Exception:  # noqa: BLE001, S110 - of a torch that we do not know: at the first look then
+    except Exception:  # noqa: BLE001, S110 - an unknown torch: enabling the cache tries it again
         pass
     try:
         if is_asked():
-            _wait()
+            _wait_for_compile()
     except Exception:
-        # torch would make an error of the user's program of it.
         import logging
 
         logging.getLogger("s3cache").warning("not enabled", exc_info=True)
 
 
-def _wait() -> None:
-    """Enable the cache at the first import of torch's compiler, or at a look of the program."""
+def _wait_for_compile() -> None:
+    """Enable the cache when torch's compiler is first imported, or a feature needs it earlier."""
     from s3cache.seam import features
     from s3cache.util.importing import before_import, first_compile
     from s3cache.util.snapshot import FUNCTIONS
 
     for names in baseline.values():
         FUNCTIONS.add(names.values())  # takes 20 ms
-    # Most processes of a job compile nothing: launchers, workers that load data. They come no
-    # further than this, and pay nothing for the rest.
+    # Most processes of a job compile nothing, such as launchers and workers that load data. They
+    # stop here, and do not pay for the rest.
     undo = first_compile.wait(_enable)
     if undo is not None:
         for module in (COMPILER, CODE_CACHES):

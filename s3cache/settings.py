@@ -175,8 +175,7 @@ class _Settings:
             ConfigError: a key or a name cannot be used.
         """
         level = None if self.trust == "auto" else self.trust
-        keys, revoked = self.trusted_keys or "", self.revoked or ""
-        return policy_of(level, keys, revoked, audience=self.audience)
+        return policy_of(level, self.trusted_keys or "", self.revoked or "", audience=self.audience)
 
     def signer(self) -> Signer | None:
         """Return the signer of entries that are saved here.
@@ -184,8 +183,7 @@ class _Settings:
         Raises:
             ConfigError: the key cannot be used, or the disk with its file hangs.
         """
-        key = self.signing_key or ""
-        if not isinstance(key, str):
+        if not isinstance(key := self.signing_key or "", str):
             return TimeLimitedSigner(key, self.signing_timeout_s)
         try:
             return _in_time("the signing key", lambda: signing_key_of(key))
@@ -202,18 +200,18 @@ class _Settings:
             ConfigError: a value cannot be used, or an argument is unknown.
         """
         _options.check_names(options, _all_names())
-        given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
-        theirs = {name: given.pop(name) for name in [*given] if name in STORE_OPTIONS}
+        arguments: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
+        of_store = {name: arguments.pop(name) for name in [*arguments] if name in STORE_OPTIONS}
         if url is not None:
-            given["url"] = url
-        # Keys that are given in code are required: environment variables cannot weaken that.
-        known = set(given)
-        if keys := given.get("trusted_keys"):
-            known.add("trust")
+            arguments["url"] = url
+        # Keys in code are required: environment variables cannot weaken that.
+        fixed = set(arguments)
+        if keys := arguments.get("trusted_keys"):
+            fixed.add("trust")
             if isinstance(keys, str):  # nor can a variable choose the audience
-                given["trusted_keys"] = for_audience(keys, given.get("audience", AUDIENCE))
-        environment = _options.from_environment(cls, but=known)
-        return cast("Settings", cls(**environment, **given)), cast("StoreOptions", theirs)
+                arguments["trusted_keys"] = for_audience(keys, arguments.get("audience", AUDIENCE))
+        environment = _options.from_environment(cls, but=fixed)
+        return cast("Settings", cls(**environment, **arguments)), cast("StoreOptions", of_store)
 
 
 if TYPE_CHECKING:
@@ -243,15 +241,12 @@ def warn_of_unknown_variables() -> None:
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
     """Yield unknown ``S3CACHE_*`` variables, with a hint about the intended one."""
-    variables = {name.upper() for name in _all_names()}.union(
-        _NO_SETTINGS, *(feature.variables for feature in features())
-    )
+    of_features = (feature.variables for feature in features())
+    names = {name.upper() for name in _all_names()}.union(_NO_SETTINGS, *of_features)
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in variables or name.startswith("TEST_"):
-            continue
-        hint = did_you_mean(name, variables, "nothing reads it", prefix=PREFIX)
-        yield variable, hint
+        if name not in (variable, *names) and not name.startswith("TEST_"):
+            yield variable, did_you_mean(name, names, "nothing reads it", prefix=PREFIX)
 
 
 def is_strict_by_environment() -> bool:

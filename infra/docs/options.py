@@ -1,16 +1,13 @@
 """Write ``s3cache/options.py``, the types of all settings, from their declarations.
 
-    .venv/bin/python -m infra.docs.options [--check]
+    .venv/bin/python -m infra.docs.options
 
-Settings are declared once, in ``s3cache/settings.py`` and by each feature. With ``--check`` nothing
-is written, and the status is 1 if the file is out of date.
+Settings are declared once, in ``s3cache/settings.py`` and by each feature.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
@@ -42,11 +39,10 @@ class Options(StoreOptions, total=False):
 def generated() -> str:
     """Return the text of the file."""
     hints = get_type_hints(Settings)
-    declared = [(each.name, each.metadata["kind"]) for each in fields(Settings)]
     lines = [
-        f"    {name}: {' | '.join(_accepted(hints[name], kind))} | None\n"
-        for name, kind in declared
-        if name != "url"
+        f"    {it.name}: {' | '.join(_accepted(hints[it.name], it.metadata['kind']))} | None\n"
+        for it in fields(Settings)
+        if it.name != "url"
     ]
     return _HEAD + "".join(lines)
 
@@ -56,7 +52,7 @@ def _accepted(hint: Any, kind: Any) -> list[str]:
     if get_origin(hint) is Literal:
         return [f"Literal[{', '.join(map(json.dumps, get_args(hint)))}]"]
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    names = [each.__name__ for each in kinds if each is not type(None)]
+    names = [of.__name__ for of in kinds if of is not type(None)]
     if "str" not in names:
         names.append("str")
     if kind.is_path:
@@ -64,15 +60,5 @@ def _accepted(hint: Any, kind: Any) -> list[str]:
     return names
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    text = generated()
-    if parser.parse_args().check:
-        return int(FILE.read_text(encoding="utf-8") != text)
-    FILE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    FILE.write_text(generated(), encoding="utf-8")

@@ -249,7 +249,7 @@ def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
     Raises:
         ConfigError: a line is none of these.
     """
-    found = set()
+    names = set()
     for number, line in enumerate(lines, 1):
         is_listed = line.startswith("{")
         text = line if is_listed else line.partition("#")[0].strip()
@@ -265,8 +265,8 @@ def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
             thing, problem = f"manifest {where}, line {number}", f"{text[:60]!r} names no entry"
             fix = "write one key per line, or the output of s3cache ls --json"
             raise ConfigError(thing, problem, fix)
-        found.add(name)
-    return frozenset(found)
+        names.add(name)
+    return frozenset(names)
 
 
 class Scan:
@@ -320,7 +320,7 @@ class Scan:
         if not self._reads_headers:
             return batch
         there = [item for item in await concurrently(self.read_header, batch) if item is not None]
-        self._unmet -= {each for each in self._unmet if any(item.has(*each) for item in there)}
+        self._unmet -= {it for it in self._unmet if any(item.has(*it) for item in there)}
         return [item for item in there if self.selection.chooses(item)]
 
     async def read_header(self, item: Item) -> Item | None:
@@ -346,7 +346,7 @@ def _about(head: Head) -> dict[str, Any]:
     )
     tag = components.get("cache_key_tag")  # its digest and a readable value
     try:
-        signers = [each.signer for each in unpack(head.signatures)]
+        signers = [signature.signer for signature in unpack(head.signatures)]
     except CorruptError:
         signers = []
     return {
@@ -390,10 +390,10 @@ class BatchResult:
 async def verify(scan: Scan, advance: _Advance) -> BatchResult:
     """Read every entry completely, and check all digests, its name, and its signatures."""
 
-    async def one(item: Item) -> str:
+    async def verify_item(item: Item) -> str:
         return "done" if await _verified(scan.place, item) else "gone"
 
-    return await _each(scan, one, advance)
+    return await _for_all(scan, verify_item, advance)
 
 
 async def age_beyond(scan: Scan, max_bytes: int) -> float:
@@ -418,7 +418,7 @@ async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchRe
     An entry that was selected because it was unusable is read again: the network may have failed.
     """
 
-    async def one(item: Item) -> str:
+    async def remove_item(item: Item) -> str:
         if item.name in keep:
             return "kept"
         if item.problem is not None:
@@ -428,7 +428,7 @@ async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchRe
         await scan.place.store.delete(item.name)
         return "done"
 
-    return await _each(scan, one, advance)
+    return await _for_all(scan, remove_item, advance)
 
 
 async def copy(scan: Scan, target: EntryLocation, advance: _Advance) -> BatchResult:
@@ -446,20 +446,20 @@ async def copy(scan: Scan, target: EntryLocation, advance: _Advance) -> BatchRes
     async def has(name: str, head: Head) -> bool:
         """Return whether the target has this entry, or another one that must stay."""
         store, wanted = target.store, (head.digest, bool(head.signatures))
-        for each in [name] if target.is_local else entries.names_of(head.header):
+        for candidate in [name] if target.is_local else entries.names_of(head.header):
             with contextlib.suppress(CorruptError, UntrustedError):
-                there = await read_head(store, each, admit)
+                there = await read_head(store, candidate, admit)
                 if there is None or there.header.variant != head.header.variant:
                     continue
                 # The digest does not cover signatures: a signed entry replaces an unsigned one.
                 is_same = (there.digest, bool(there.signatures)) == wanted
                 stays = is_same or admit(there.digest, there.signatures) is not None
-                info = await store.head(each) if stays else None
+                info = await store.head(candidate) if stays else None
                 if info is not None and info.size == there.size:
                     return True
         return False
 
-    async def one(item: Item) -> str | Exception:
+    async def copy_item(item: Item) -> str | Exception:
         try:
             head = await read_head(source.store, item.name, admit)
             if head is not None and await has(item.place, head):
@@ -476,7 +476,7 @@ async def copy(scan: Scan, target: EntryLocation, advance: _Advance) -> BatchRes
         except TransientError as exc:
             return exc
 
-    return await _each(scan, one, advance)
+    return await _for_all(scan, copy_item, advance)
 
 
 async def _verified(place: EntryLocation, item: Item) -> Frame | None:
@@ -486,7 +486,7 @@ async def _verified(place: EntryLocation, item: Item) -> Frame | None:
     return await asyncio.to_thread(entries.verify, item.place, data, admit=place.policy.check)
 
 
-async def _each(
+async def _for_all(
     scan: Scan, work: Callable[[Item], Awaitable[str | Exception]], advance: _Advance
 ) -> BatchResult:
     """Run ``work`` on all items and count its results: the name of a count, or a failure.
@@ -495,7 +495,7 @@ async def _each(
     """
     result, budget = BatchResult(), Budget(_MAX_BYTES)
 
-    async def one(item: Item) -> StoreError | None:
+    async def call(item: Item) -> StoreError | None:
         await budget.take(item.size)
         try:
             ended = await work(item)
@@ -514,7 +514,7 @@ async def _each(
         return None
 
     async for batch in scan.batches():
-        for error in await concurrently(one, batch):
+        for error in await concurrently(call, batch):
             if error is not None:
                 raise error
     return result

@@ -20,7 +20,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from s3cache.errors import ConfigError, UnsupportedTorchError
@@ -48,23 +48,22 @@ class _Look:
 
     runs: Sequence[Run] = ()
     exit_code: int | None = None
-    at: float = field(default_factory=time.time)
 
     @property
     def lookups(self) -> list[Record]:
         """Return the lookups of whole graphs."""
-        return [each for run in self.runs for each in run.records if each.kind == "aot"]
+        return [record for run in self.runs for record in run.records if record.kind == "aot"]
 
     @property
     def missed(self) -> dict[str, bool]:
         """Return the keys of whole graphs that missed, and whether an entry was saved later."""
-        saved = {each.name for run in self.runs for each in run.events if each.event == "save"}
-        return {each.key: each.key in saved for each in self.lookups if each.outcome == "miss"}
+        saved = {event.name for run in self.runs for event in run.events if event.event == "save"}
+        return {it.key: it.key in saved for it in self.lookups if it.outcome == "miss"}
 
     @property
     def is_saved(self) -> bool:
         """Whether all graphs that missed are saved, except those that cannot be."""
-        refused = {each.key for each in self.lookups if each.outcome == "bypass"}
+        refused = {record.key for record in self.lookups if record.outcome == "bypass"}
         return all(saved or key in refused for key, saved in self.missed.items())
 
     @property
@@ -76,7 +75,7 @@ class _Look:
         if any(run.compiling and _is_alive(run.pid) for run in self.runs):
             return 0.0
         times = [record.time for run in self.runs for record in run.records]
-        return self.at - max([*times, *(run.noted for run in self.runs)]) if times else -1.0
+        return time.time() - max([*times, *(run.noted for run in self.runs)]) if times else -1.0
 
 
 def _is_alive(pid: int) -> bool:
@@ -102,15 +101,15 @@ def _watch(
     it returns a reason to end the job, or None. Remaining processes get SIGTERM, and SIGKILL after
     half a minute.
     """
-    ours = {"S3CACHE_LOCAL_DIR": root, "S3CACHE_AUTOLOAD": "1", "S3CACHE_RECORD": "1", WATCHED: "1"}
+    switches = ("S3CACHE_AUTOLOAD", "S3CACHE_RECORD", WATCHED)
+    added = {"S3CACHE_LOCAL_DIR": root, **dict.fromkeys(switches, "1")}
     if not job_here():  # else the processes already belong to a job
-        ours[JOB] = secrets.token_hex(4)
-
+        added[JOB] = secrets.token_hex(4)
     before = {run.name for run in recorded([root], heads=True)}
     try:
         process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
             command,
-            env={**environment, **ours},
+            env={**environment, **added},
             stdout=_STDERR if to_stderr else None,
             start_new_session=True,
         )
@@ -126,18 +125,16 @@ def _watch(
             end = enough(look)
             if exit_code is not None:
                 return "itself", look
-            if end is not None:
-                return end, look
-            if time.monotonic() > deadline:
-                return "timeout", look
+            if end is not None or time.monotonic() > deadline:
+                return end or "timeout", look
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
     except KeyboardInterrupt:
         return "interrupted", look
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for signal_ in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, signal_)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)
 
@@ -178,7 +175,7 @@ def check_program(
         root = os.path.join(place, "local")
         end, look = _watch(command, root, environment, enough, timeout_s, to_stderr=to_stderr)
     runs = sorted(look.runs, key=lambda run: run.started)
-    breaks = [GraphBreak(each["reason"], each["where"]) for run in runs for each in run.breaks]
+    breaks = [GraphBreak(it["reason"], it["where"]) for run in runs for it in run.breaks]
     return Report(
         graphs=_graphs(_Look(runs).lookups),
         breaks=tuple(dict.fromkeys(breaks)),
@@ -190,29 +187,28 @@ def check_program(
 def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
     """Return each graph once, with the reasons if its save was refused."""
     refused: dict[str, Record] = {}
-    found: dict[object, list[Record]] = defaultdict(list)
+    by_graph: dict[object, list[Record]] = defaultdict(list)
     for record in lookups:
         if record.outcome == "bypass" and record.key:
             refused[record.key] = record
         else:
-            messages = tuple(each.get("message", "") for each in record.reasons)
-            found[record.key or (record.where, messages)].append(record)
-    graphs = []
-    for first, *others in found.values():
+            messages = tuple(reason.get("message", "") for reason in record.reasons)
+            by_graph[record.key or (record.where, messages)].append(record)
+
+    def graph_of(first: Record, times: int) -> Graph:
         size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
         refusal = refused.get(first.key)
         reasons: Any = (refusal or first).reasons
-        graphs.append(
-            Graph(
-                nodes=int(size[1]) if size else 0,
-                key=None if refusal else first.key or None,
-                components={name: Component(*pair) for name, pair in first.components.items()},
-                reasons=tuple(BypassReason(**each) for each in reasons),
-                where=first.where,
-                times=1 + len(others),
-            )
+        return Graph(
+            nodes=int(size[1]) if size else 0,
+            key=None if refusal else first.key or None,
+            components={name: Component(*pair) for name, pair in first.components.items()},
+            reasons=tuple(BypassReason(**reason) for reason in reasons),
+            where=first.where,
+            times=times,
         )
-    return tuple(graphs)
+
+    return tuple(graph_of(equal[0], len(equal)) for equal in by_graph.values())
 
 
 def warm(
@@ -251,11 +247,11 @@ def warm(
         return "quiet" if is_quiet else None
 
     with open_place(url, in_tier=True) as place, ExitStack() as stack:
-        for each in environments:
-            variables |= stack.enter_context(each)
+        for context in environments:
+            variables |= stack.enter_context(context)
         environment = {name: value for name, value in variables.items() if value is not None}
         end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
-    counts = Counter(each.outcome for each in look.lookups)
+    counts = Counter(record.outcome for record in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
     return {
         "end": end,

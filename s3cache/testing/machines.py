@@ -139,13 +139,12 @@ class Machine:
         Raises:
             ProgramError: its exit status is not 0, or it took too long.
         """
-        words = [os.fspath(word) for word in command]
-        how = "run"
-        if words[:1] == ["-m"]:
-            how, words = "module", words[1:]
-        if not words or words[0].startswith("-"):
+        words = ["run", *map(os.fspath, command)]
+        if words[1:2] == ["-m"]:
+            words[:2] = ["module"]
+        if len(words) < 2 or words[1].startswith("-"):
             raise ValueError(f"{command} names neither a script nor, after -m, a module")
-        return self._execute([how, *words], environment or {}, cwd, timeout_s, python)
+        return self._execute(words, environment or {}, cwd, timeout_s, python)
 
     def call(
         self,
@@ -173,11 +172,11 @@ class Machine:
         module, _, name = function.partition(":")
         if not name or "<" in name or module == "__main__":
             raise ValueError(f"{function!r} cannot be imported; give a function of a module")
-        theirs = {**self.environment, **(environment or {})}
-        paths = filter(None, [theirs.get("PYTHONPATH", ""), *_project_paths()])
-        theirs["PYTHONPATH"] = os.pathsep.join(paths)
+        variables = {**self.environment, **(environment or {})}
+        paths = filter(None, [variables.get("PYTHONPATH", ""), *_project_paths()])
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
         words = ["call", function, json.dumps(arguments)]
-        return self._execute(words, theirs, cwd, timeout_s, python)
+        return self._execute(words, variables, cwd, timeout_s, python)
 
     def _execute(
         self,
@@ -237,15 +236,13 @@ def _project_paths() -> list[str]:
 _NEVER_ASKED = ("caches-off", "fx-graph-cache-off")
 
 
-def _output_of(outcome: Outcome) -> object:
-    return outcome.stdout if outcome.result is None else (outcome.stdout, outcome.result)
-
-
 def assert_warm_start(
     first: Outcome,
     second: Outcome,
     *,
-    same: Callable[[Outcome], object] = _output_of,
+    same: Callable[[Outcome], object] = lambda it: (
+        it.stdout if it.result is None else (it.stdout, it.result)
+    ),
 ) -> None:
     """Assert that ``second`` compiled nothing, and had the same results as ``first``.
 
@@ -285,10 +282,9 @@ def assert_warm_start(
             f"{second.command}: hit nothing, so it compiled nothing; does it call a function of "
             f"torch.compile, with a backend that caches, while s3cache is on?\n  {counts}"
         )
-    expected, got = same(first), same(second)
-    if expected != got:
-        texts = (each if isinstance(each, str) else pformat(each) for each in (expected, got))
-        old, new = (each.splitlines() for each in texts)
+    results = (same(first), same(second))
+    if results[0] != results[1]:
+        old, new = ((it if isinstance(it, str) else pformat(it)).splitlines() for it in results)
         difference = "\n".join(unified_diff(old, new, "first", "second", n=1, lineterm=""))
         raise AssertionError(
             f"{second.command}: started warm, and gave something else than on the first machine; "
