@@ -139,7 +139,7 @@ class Machine:
         Raises:
             ProgramError: its exit status is not 0, or it took too long.
         """
-        words = ["run", *map(os.fspath, command)]
+        words = ["run", *(os.fspath(word) for word in command)]
         if words[1:2] == ["-m"]:
             words[:2] = ["module"]
         if len(words) < 2 or words[1].startswith("-"):
