@@ -13,14 +13,14 @@ from tests.support.trees import check, without
 
 pytestmark = pytest.mark.timeout(7200)
 
-#: Folders and files of tests of the core; each of ``FEW`` takes seconds.
+# Other folders compile for GPUs, run for hours, test features together, or have no tests.
 NOT_OF_CORE = {"features", "gpu", "frameworks", "fleet", "fuzz", "soak", "support", "pythons"}
 SUITES = sorted(
     path.name
     for path in (ROOT / "tests").iterdir()
     if any(path.rglob("test_*.py")) and path.name not in NOT_OF_CORE
 )
-FEW = ("tests/test_layout.py", "tests/test_stats.py", "tests/test_records.py", "tests/tier")
+FEW = ("test_layout.py", "test_stats.py", "test_records.py", "tier", "cache")
 PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not nightly")
 
 
@@ -34,12 +34,12 @@ def test_the_core_passes_its_tests_without_all_features(suite: str, tmp_path: Pa
     check(tree, *PYTEST, *paths, lacking=FEATURES)
 
 
-@pytest.mark.parametrize(
-    "feature", [pytest.param(name, marks=slow) for name in FEATURES if name != "ports"] + ["ports"]
-)
+@slow
+@pytest.mark.parametrize("feature", FEATURES)
 def test_a_few_tests_pass_without_the_folder_of(feature: str, tmp_path: Path) -> None:
     """A feature is its folder and its name in the list."""
-    check(without(tmp_path, feature), *PYTEST, *FEW, lacking=[feature])
+    few = (f"tests/{name}" for name in FEW)
+    check(without(tmp_path, feature), *PYTEST, *few, lacking=[feature])
 
 
 @nightly
