@@ -338,9 +338,12 @@ def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
             jobs.append(job)
             open_jobs[run.job] = job
         job.append(run)
-    for job in jobs:
-        job.sort(key=lambda run: math.inf if (number := _number(run)) is None else number)
-    return jobs[::-1]
+
+    def number(run: Run) -> float:
+        digits = run.process.rpartition(" ")[2]
+        return int(digits) if digits.isdecimal() else math.inf
+
+    return [sorted(job, key=number) for job in reversed(jobs)]
 
 
 def _belongs(run: Run, job: Sequence[Run]) -> bool:
@@ -351,27 +354,20 @@ def _belongs(run: Run, job: Sequence[Run]) -> bool:
     return run.job.startswith(_NAMED) or any(run.parent == each.parent for each in job)
 
 
-def _number(run: Run) -> int | None:
-    """Return the number at the end of the name of a process."""
-    digits = run.process.rpartition(" ")[2]
-    return int(digits) if digits.isdecimal() else None
-
-
 def processes_in_words(runs: Iterable[Run]) -> str:
     """Return the names of processes, as ``WORDs 0-7``; without a number, their process ids."""
-    runs = list(runs)
-    numbers = {number: run for run in runs if (number := _number(run)) is not None}
+    numbers, others = dict[int, str](), set[str]()
+    for run in runs:
+        word, _, number = run.process.rpartition(" ")
+        if number.isdecimal():
+            numbers[int(number)] = word  # equal in a job
+        else:
+            others.add(number or str(run.pid))
     spans = []
     for _, span in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         together = [str(number) for _, number in span]
         spans.append("-".join(together if len(together) < 3 else [together[0], together[-1]]))
-    others = {
-        run.process.rpartition(" ")[2] or str(run.pid) for run in runs if _number(run) is None
-    }
-    words = []
-    for run in [*numbers.values()][:1]:  # they have the same word
-        word = run.process.rpartition(" ")[0]
-        words.append(f"{word}{'s' * (len(numbers) > 1)} {', '.join(spans)}")
+    words = [f"{word}{'s' * (len(numbers) > 1)} {', '.join(spans)}" for word in {*numbers.values()}]
     words += [f"process{'es' * (len(others) > 1)} {', '.join(sorted(others))}"] if others else []
     return ", ".join(words)
 
