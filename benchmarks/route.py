@@ -57,13 +57,17 @@ class Route:
 
 
 class Recorder:
-    """Records calls on this thread, and on threads that start later."""
+    """Records calls on the thread that starts it, and on threads that it starts."""
 
     def __init__(self) -> None:
         self.route = Route()
         self.on = False
         self._seen: set[str] = set()
         threading.setprofile(self._called)
+
+    def start(self) -> None:
+        """Record from now on. Until then, this thread is not slowed down."""
+        self.on = True
         sys.setprofile(self._called)
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:
@@ -138,7 +142,7 @@ def _record(url: str, what: str) -> Route:
     while not cache.engine.parts["job_profile"].is_known:
         time.sleep(0.01)
 
-    recorder.on = True
+    recorder.start()
     step(batch).sum().backward()
     if what == "miss":
         cache.flush()

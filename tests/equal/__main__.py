@@ -28,9 +28,9 @@ import torch._inductor.config
 import torch._inductor.decomposition
 
 from tests.equal.changes import all_pairs
-from tests.equal.children import in_child
 from tests.equal.judge import Verdicts, judge
 from tests.equal.programs import Pair
+from tests.support.children import in_child
 
 ENOUGH = 5_000  # pairs that `make test-perturb` must judge
 _CHUNK = 60  # for one process: its end frees what torch keeps of each pair

@@ -53,6 +53,8 @@ class Case:
         reasons: the reasons of these bypasses.
         shows: returns whether the description of an entry, as plain data, has the kind of this
             case; one entry of the case must have it.
+        native: whether Inductor must generate C++. Otherwise, the code calls each operator in some
+            runs, which compiles in a tenth of the time.
         together: the same for all entries of the case; they also have ``key`` and ``guards``.
         differs: observations in which torch.compile differs from eager, also without a cache.
         since: the first torch release that can cache such a graph, if it matters.
@@ -73,6 +75,7 @@ class Case:
     shows: Callable[[dict[str, Any]], bool] | None = None
     together: Callable[[list[dict[str, Any]]], bool] | None = None
     differs: tuple[str, ...] = ()
+    native: bool = False
     since: tuple[int, int] = (0, 0)
     slow: bool = False
 
@@ -144,8 +147,13 @@ def graph(row: str, *makes: Callable[[], Any], **expected: Any) -> Callable[[Any
 # -- the job of a machine
 
 
-def run(corpus: str, names: list[str], remote: str | None) -> dict[str, dict[str, Any]]:
+def run(
+    corpus: str, names: list[str], remote: str | None, native: bool = True
+) -> dict[str, dict[str, Any]]:
     """Run cases one after the other, each as if it were alone in the process.
+
+    Args:
+        native: whether Inductor generates C++ for all cases.
 
     Returns:
         For each case the counts of :class:`Watch`, ``eager`` (the error in eager mode), ``error``
@@ -157,7 +165,7 @@ def run(corpus: str, names: list[str], remote: str | None) -> dict[str, dict[str
     seen: set[Path] = set()
     found = {}
     for name in names:
-        found[name] = watch.around(partial(_compared, cases[name]))
+        found[name] = watch.around(partial(_compared, cases[name], native))
         if remote is not None and corpus == "kinds":
             new = [path for path in _files(remote) if path not in seen]
             seen.update(new)
@@ -172,7 +180,7 @@ def _shown(case: Case, entries: list[dict[str, Any]]) -> bool:
     return some and (case.together is None or case.together(entries))
 
 
-def _compared(case: Case) -> dict[str, Any]:
+def _compared(case: Case, native: bool) -> dict[str, Any]:
     """Run the case eagerly and compiled, as if it were alone."""
     torch.compiler.reset()
     counters.clear()
@@ -185,7 +193,10 @@ def _compared(case: Case) -> dict[str, Any]:
         return {**found, "eager": traceback.format_exc(limit=-1)}
     try:
         torch.manual_seed(0)
-        with compiler.patch(cache_key_tag=case.name):  # hits no entries of other cases
+        with (
+            compiler.patch(cache_key_tag=case.name),  # hits no entries of other cases
+            torch._inductor.config.patch(fallback_by_default=not (native or case.native)),
+        ):
             got = found["got"] = observe(case.program(torch.compile))
     except Exception:
         return {**found, "error": traceback.format_exc()}

@@ -31,17 +31,23 @@ pytestmark = pytest.mark.timeout(3 * PROCESS_TIMEOUT_S)
 def ran(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """Return the results of all cases on the machines ``first`` and ``second``."""
+    """Return the results of all cases on the machines ``first`` and ``second``.
+
+    Only ``make test-nightly``, which runs all cases, generates C++ for each.
+    """
     root = tmp_path_factory.mktemp("kinds")
     names = [name for name in CASES if name in selected(request, "name")]
-    return {machine: _run(root, machine, names) for machine in ("first", "second")}
+    native = len(names) == len(CASES)
+    return {each: _run(root, each, names, native=native) for each in ("first", "second")}
 
 
-def _run(root: Path, machine: str, names: list[str], *, alone: bool = False) -> dict[str, Any]:
+def _run(
+    root: Path, machine: str, names: list[str], *, alone: bool = False, native: bool = True
+) -> dict[str, Any]:
     """Run the cases one after the other in a process of the machine; ``alone`` without s3cache."""
     remote = None if alone else remote_url(root)
     outcome = Machine(root / machine).run(
-        *("tests.equal.cases:run", "kinds", names, remote),
+        *("tests.equal.cases:run", "kinds", names, remote, native),
         remote=remote,
         timeout_s=PROCESS_TIMEOUT_S,
         server={"first": 0, "second": 1}.get(machine),

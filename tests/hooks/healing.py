@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import pickle
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from torch._dynamo.utils import counters
 import s3cache
 from s3cache import frame
 from tests.hooks.graphs import remote_of
-from tests.hooks.jobs import account, machine_here
+from tests.hooks.jobs import account, log_records, machine_here
 from tests.support.forging import encoded
 
 
@@ -26,6 +24,7 @@ def _gradient(x: Any) -> Any:
     return gradient * 2
 
 
+@torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
 def count_frames(url: str) -> dict[str, int]:
     """Return how many frames Dynamo converts for a graph with a backward that is lowered late."""
     counts = {}
@@ -112,19 +111,7 @@ def _is_same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _warnings() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("s3cache")
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-
-
+@torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
 def calls(
     url: str,
     program: str,
@@ -147,8 +134,10 @@ def calls(
     found: dict[str, Any] = {"right": _is_same(calm, expected) or program == "random"}
     found["broken"] = _break(url, kinds=kinds, backward=backward, line=line, last=last)
     before = {path: path.read_bytes() for path in remote_of(url).rglob("*.*")}
+    warnings = log_records()
     for name in machines:
-        with machine_here(url, name, **options) as cache, _warnings() as lines:
+        warnings.clear()
+        with machine_here(url, name, **options) as cache:
             compiled, outcomes = torch.compile(function), list[Any]()
             for _ in range(3):
                 torch.manual_seed(0)
@@ -158,9 +147,10 @@ def calls(
                     notes = getattr(exc, "__notes__", [])
                     outcomes.append([type(exc).__name__, str(exc), *notes])
             cache.flush()
+            said = [record.getMessage() for record in warnings]
             found[name] = {
                 "outcomes": outcomes,
-                "warnings": [each for each in lines if "first call" in each],
+                "warnings": [each for each in said if "first call" in each],
                 **account(cache),
             }
     stays = [path for path, data in before.items() if path.exists() and path.read_bytes() == data]

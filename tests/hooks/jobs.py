@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.support.watch import processes
@@ -29,6 +32,16 @@ def machine_here(url: str, name: str, **options: Any) -> Iterator[Any]:
     options = {"local_dir": os.path.join(root, "local"), **options}
     with s3cache.enabled(url, **options) as cache:
         yield cache
+
+
+def log_records(level: int = logging.WARNING) -> list[logging.LogRecord]:
+    """Return a list that gets each record that s3cache logs in this process from now on."""
+    records: list[logging.LogRecord] = []
+    handler, logger = logging.Handler(level), logging.getLogger("s3cache")
+    vars(handler)["emit"] = records.append
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    return records
 
 
 def account(cache: Any) -> dict[str, Any]:
@@ -116,3 +129,15 @@ def train(url: str) -> dict[str, Any]:
         found = account(cache)
     error = max(float((a - b).abs().max()) for a, b in zip(expected, got, strict=True))
     return {**found, "error": error, "started": started, "torch_at": torch.__file__}
+
+
+def traced(folder: Path) -> list[dict[str, Any]]:
+    """Return the structured trace that torch wrote: the head and payload of each line."""
+    (file,) = folder.glob("*.log")
+    found: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("\t"):
+            found[-1]["payload"] = found[-1].get("payload", "") + line[1:]
+        elif (start := line.find("] {")) >= 0:
+            found.append(json.loads(line[start + 2 :]))
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import s3cache
-from tests.hooks.jobs import account, machine_here
+from tests.hooks.jobs import account, log_records, machine_here
 
 COLUMNS = 4
 
@@ -243,17 +242,15 @@ def return_dtensors(url: str) -> dict[str, Any]:
 
 
 def _as_one_rank(url: str, outcomes: Callable[[], dict[str, str]]) -> dict[str, Any]:
-    lines: list[str] = []
-    collect = logging.Handler()
-    vars(collect)["emit"] = lambda record: lines.append(record.getMessage())
-    logging.getLogger("s3cache").addHandler(collect)
+    records = log_records()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with s3cache.enabled(url) as cache:
         found = outcomes()
         dist.barrier()
         assert not cache.flush(60).remaining
-        result = {"outcomes": found, "log": "\n".join(lines), **account(cache)}
+        log = "\n".join(record.getMessage() for record in records)
+        result = {"outcomes": found, "log": log, **account(cache)}
     dist.barrier()
     dist.destroy_process_group()
     return result

@@ -18,7 +18,7 @@ from s3cache.hooks import _again, _rebuild
 from s3cache.hooks._again import deserialize_backward
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
-from tests.hooks.jobs import account, machine_here
+from tests.hooks.jobs import account, log_records, machine_here
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -185,20 +185,15 @@ def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     then, ``late`` keeps the backward from being lowered early, ``kept`` runs two backwards, and
     ``options`` gives options to ``torch.compile``.
     """
-    seen: list[str] = []
-    logger = logging.getLogger("s3cache")
-    logger.setLevel(logging.INFO)
-    handler = logging.Handler()
-    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    found = []
+    records, found = log_records(logging.INFO), []
     for number, step in enumerate(steps):
-        seen.clear()
+        records.clear()
         site = step.pop("site")
         with machine_here(f"{remote}/{site}?create=1", f"{number}") as cache:
             grad = _step(**step)
             cache.flush()
             counts = account(cache)
+        seen = [record.getMessage() for record in records]
         found.append(
             {
                 "grad": grad,

@@ -14,6 +14,7 @@ import tests.support.compiler  # noqa: F401
 from s3cache.cache import Cache
 from s3cache.graph import BypassReason
 from s3cache.hooks._bypasses import Bypasses
+from tests.hooks.jobs import log_records
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -128,16 +129,7 @@ def _run(function: Callable[[Any], Any], x: Any, grad: bool) -> None:
 
 def fixes(url: str) -> dict[str, Any]:
     """Return, for each code, the levels of its log records, and counts before and after a fix."""
-    records: list[logging.LogRecord] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            records.append(record)
-
-    logger = logging.getLogger("s3cache")
-    logger.addHandler(Handler())
-    logger.setLevel(logging.INFO)
-    found = {}
+    records, found = log_records(logging.INFO), {}
     x = torch.ones(3, 3, requires_grad=True)
     for code, (prepare, function) in _programs().items():
         prepare()

@@ -11,7 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from torch._dynamo.source import ConstantSource
+import torch
+from torch._dynamo.source import ConstantSource, LocalSource, TensorProperty, TensorPropertySource
+from torch._guards import Guard, GuardEnvExpr, StorageOverlap, TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 import s3cache
@@ -53,12 +56,6 @@ class Compiling:
 
 @pytest.fixture
 def compiling() -> Any:
-    import torch
-    from torch._dynamo.source import LocalSource
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         flat = torch.empty(12)
@@ -100,9 +97,6 @@ def test_conditions_distinguish_entries_under_one_key() -> None:
 def test_an_entry_is_not_used_if_a_condition_cannot_be_noted(
     compiling: Compiling, what: str
 ) -> None:
-    from torch._dynamo.source import LocalSource
-    from torch._guards import Guard, GuardEnvExpr, StorageOverlap
-
     context = compiling.context.guards_context
     if what == "unknown guard":
         context.aotautograd_guards.append(GuardEnvExpr())
@@ -148,12 +142,6 @@ def test_an_entry_with_guards_that_fit_no_input_is_corrupt(
 @pytest.fixture
 def program() -> Iterator[SimpleNamespace]:
     """Two dynamic sizes of ``x``, and three tensors of which two overlap, as torch traces them."""
-    import torch
-    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes)
     sizes = []
@@ -269,9 +257,6 @@ def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> 
 
 def explained(url: str) -> dict[str, Any]:
     """Return misses because of a guard: for a size, for another size, and for views."""
-    import torch
-
-    import s3cache
 
     def function(x: Any) -> Any:
         return x[:, :3] @ x[:3, :]  # AOTAutograd has a branch for a slice of everything

@@ -23,8 +23,7 @@ import torch
 from torch._functorch import config as functorch
 
 import s3cache
-from tests.hooks.jobs import account
-from tests.hooks.tracing import traced
+from tests.hooks.jobs import account, traced
 from tests.support.marks import slow
 from tests.support.processes import KEYS
 from tests.support.sites import Site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from typing import Any
 
@@ -14,7 +13,7 @@ import s3cache
 from s3cache.errors import UnsupportedTorchError
 from s3cache.settings import WATCHED
 from s3cache.torch_api import Fields, Internal, declarations, internals
-from tests.hooks.jobs import account
+from tests.hooks.jobs import account, log_records
 from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
@@ -82,18 +81,6 @@ def product(x: Any, y: Any) -> Any:
     return (x @ y).t()
 
 
-class Warnings(logging.Handler):
-    """A handler that collects the warnings of s3cache."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-        logging.getLogger("s3cache").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 def _compiled(url: str, **options: Any) -> dict[str, Any]:
     """Compile the graph; return whether it equals eager mode, and the counts."""
     torch.compiler.reset()
@@ -106,7 +93,7 @@ def _compiled(url: str, **options: Any) -> dict[str, Any]:
 def names(url: str, step: int) -> list[dict[str, Any]]:
     """Look up an entry without each ``step``-th name of torch; return the outcomes."""
     os.environ[WATCHED] = "1"  # every feature is in use
-    warnings = Warnings()
+    warnings = log_records()
     _compiled(url)
     internals = [each for each in declarations if isinstance(each, Internal) and each.expected]
     optional = [each for each in internals if each.feature]
@@ -115,7 +102,7 @@ def names(url: str, step: int) -> list[dict[str, Any]]:
         place, internal.place = internal.place, "torch._guards:nonsense"
         with contextlib.suppress(UnsupportedTorchError):
             internal.bind()
-        warnings.messages.clear()
+        warnings.clear()
         try:
             ran = _compiled(url)
             outcome = {"hits": sum(ran["hits"].values()), "right": ran["right"]}
@@ -124,16 +111,16 @@ def names(url: str, step: int) -> list[dict[str, Any]]:
         finally:
             internal.place = place
             internal.bind()
-        warned = list(warnings.messages)
+        warned = [record.getMessage() for record in warnings]
         found.append({"name": place, "feature": internal.feature, "warned": warned, **outcome})
     return found
 
 
 def newer(url: str, lacks: str = "") -> dict[str, Any]:
     """Compile with a torch newer than any tested one; guards lack the attribute ``lacks``."""
-    warnings = Warnings()
+    warnings = log_records()
     internals.OLDEST, internals.NEWEST = (2, 9), (2, 10)
     if lacks:
         Fields("torch._guards:Guard", lacks)
     _compiled(url)
-    return {**_compiled(url), "warned": warnings.messages}
+    return {**_compiled(url), "warned": [record.getMessage() for record in warnings]}

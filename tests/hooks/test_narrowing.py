@@ -10,6 +10,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from s3cache import entries, frame
 from s3cache.frame import Frame
 from s3cache.store import open_store
@@ -20,7 +22,6 @@ from tests.support.machines import Machine
 
 def _sizes_inside(url: str) -> list[int]:
     """Compile a branch on a size that only a tensor subclass holds; return hits and misses."""
-    import torch
 
     def branch(x: Any) -> Any:
         if x.values().shape[0] < 40:
@@ -52,7 +53,6 @@ def test_knowledge_of_sizes_inside_a_subclass_is_in_the_key(tmp_path: Path) -> N
 
 def _fails_then_works(url: str) -> list[Any]:
     """Compile a frame that Dynamo rejects, then one that it accepts; return what is kept."""
-    import torch
 
     def bounded(x: Any) -> Any:
         if x.size(0) < 10:
@@ -90,7 +90,6 @@ def test_a_compile_that_ends_in_an_error_is_not_saved(tmp_path: Path) -> None:
 
 def _replaced(url: str) -> list[Any]:
     """Plant a variant that fits, compile again with ``recache``; return variants and hits."""
-    import torch
 
     def sliced(x: Any) -> Any:
         return x[:, :3] @ x[:3, :]

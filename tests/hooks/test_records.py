@@ -19,7 +19,7 @@ from s3cache.artifact import Artifact
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
 from s3cache.torch_api import installed_release, internals
-from tests.hooks.tracing import traced
+from tests.hooks.jobs import traced
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -224,6 +224,20 @@ def unreadable(url: str) -> dict[str, Any]:
 # -- torch's trace, its profiler and tlparse show events of s3cache among torch's own
 
 
+def profiled(url: str) -> dict[str, Any]:
+    """Call a function under the profiler, and then run a forward without a backward.
+
+    Return the names of the events of s3cache that the profiler saw.
+    """
+    with s3cache.enabled(url) as cache:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            torch.compile(lambda x: x.sin() @ x)(torch.ones(4, 4))
+        torch.compile(lambda x: x.cos() @ x)(torch.ones(4, 4, requires_grad=True))
+        cache.flush(60)
+    names = {event.name for event in profiler.events()}
+    return {"profiled": sorted(names & {"s3cache.lookup", "s3cache.save"})}
+
+
 def ended(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return torch's and our own events, as torch records them when they end."""
     payloads = [json.loads(line["payload"]) for line in lines if "chromium_event" in line]
@@ -263,7 +277,7 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
     for outcome, reason in (("miss", "absent"), ("hit", "remote")):
         folder = tmp_path / outcome
         machine = site.machine(outcome, TORCH_TRACE=str(folder), TORCH_LOGS=logs)
-        ran = machine.run("tracing:compiled", site.url)
+        ran = machine.run("test_records:profiled", site.url)
         is_miss = outcome == "miss"
         assert ran["profiled"] == ["s3cache.lookup"] + ["s3cache.save"] * is_miss
         logged = {"miss": " (absent)", "hit": " (remote), "}[outcome]

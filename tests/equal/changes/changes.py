@@ -336,16 +336,18 @@ def _instead_of_nothing(kind: Any) -> list[Any]:
 
 
 def _constants() -> Iterator[Pair]:
+    places: dict[str, Callable[[Any], Callable[..., Any]]] = {
+        "closure": lambda value: lambda x, y: pointwise(x, y) * value,
+        "global": lambda value: _written("base(x, y) * VALUE", VALUE=value),
+        "literal": lambda value: _written(f"base(x, y) + {value!r}"),
+        "tensor": lambda value: lambda x, y: pointwise(x, y) * torch.tensor([value] * 8),
+    }
     for value in (0.0, 1.0, 2.0, -1.5, 1e-6, 1e10, float("inf"), 3, 0, -2, 2**31, True):
-        yield _change(
-            "constant", f"attribute {value!r}", "mlp", mlp(functools.partial(_scaled, value))
-        )
-        yield _change(
-            "constant", f"closure {value!r}", "pointwise", _replaced(_closing_over(value))
-        )
-        yield _change("constant", f"global {value!r}", "pointwise", _replaced(_of_global(value)))
-        yield _change("constant", f"literal {value!r}", "pointwise", _replaced(_literal(value)))
-        yield _change("constant", f"tensor {value!r}", "pointwise", _replaced(_of_tensor(value)))
+        scaled = mlp(functools.partial(_scaled, value))
+        yield _change("constant", f"attribute {value!r}", "mlp", scaled)
+        for where, make in places.items():
+            name = f"{where} {value!r}"
+            yield _change("constant", name, "pointwise", _replaced(make(value)))
     bodies = {
         "cos": lambda x, y: torch.cos(x) * y + x,
         "minus": lambda x, y: torch.sin(x) * y - x,
@@ -377,27 +379,11 @@ def _scaled(value: float) -> Mlp:
     return model
 
 
-def _closing_over(value: Any) -> Callable[..., Any]:
-    return lambda x, y: pointwise(x, y) * value
-
-
-def _of_global(value: Any) -> Callable[..., Any]:
-    return _written("base(x, y) * VALUE", VALUE=value)
-
-
-def _literal(value: Any) -> Callable[..., Any]:
-    return _written(f"base(x, y) + {value!r}")
-
-
 def _written(body: str, **names: Any) -> Callable[..., Any]:
     namespace: dict[str, Any] = {"inf": float("inf"), "base": pointwise, **names}
     exec(f"def program(x, y): return {body}", namespace)
     program: Callable[..., Any] = namespace["program"]
     return program
-
-
-def _of_tensor(value: Any) -> Callable[..., Any]:
-    return lambda x, y: pointwise(x, y) * torch.tensor([value] * 8)
 
 
 def _no_grad_inside(x: Tensor, y: Tensor) -> Tensor:

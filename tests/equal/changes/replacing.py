@@ -55,62 +55,53 @@ class Slot:
     """A replaceable part of torch, and a program that uses it.
 
     Attributes:
-        kind: of the slot.
-        name: of the slot.
-        program: the function to compile.
-        put: replaces the part in one of several ways, with a number in the replacement.
-        hows: the names of these ways.
+        program: the function to compile, or its name in torch.
+        hows: the names of ways to replace the part.
+        put: replaces the part; takes ``of``, one of these ways, and a number for the replacement.
         traced: whether only tracing changes, so that equal replacements hit at the second level.
         native: whether C++ is compiled.
     """
 
     kind: str
     name: str
-    program: Callable[[Tensor], Any]
-    put: Callable[[str, float], Context]
+    program: Callable[[Tensor], Any] | str
     hows: tuple[str, ...]
+    put: Callable[..., Context]
+    of: tuple[Any, ...] = ()
     traced: bool = True
     native: bool = False
 
 
+def _operator(name: str) -> Any:
+    return getattr(_aten, name).default
+
+
 # -- names in namespaces and classes: a program that uses each, and another function of torch
 
-_SPOTS: dict[str, dict[str, tuple[Callable[[Tensor], Any], Any]]] = {
-    "torch": {
-        "layer_norm": (lambda x: F.layer_norm(x, (8,)), torch.sum),
-        "relu": (F.relu, torch.sigmoid),
-        "nan_to_num": (lambda x: torch.nan_to_num(x), torch.sin),
-    },
-    "torch._C._nn": {
-        "silu": (F.silu, torch.sigmoid),
-        "glu": (F.glu, torch.sigmoid),
-        "pad": (lambda x: F.pad(x, (1, 1)), torch.sigmoid),
-    },
-    "torch._VF": {
-        "einsum": (lambda x: torch.einsum("ij,kj->ik", x, x), torch.sigmoid),
-    },
-    "torch:Tensor": {
-        "softmax": (lambda x: F.softmax(x, -1), torch.Tensor.cumsum),
-        "__matmul__": (lambda x: x @ x.t(), torch.Tensor.sub),
-        "sum": (lambda x: x.sum(0), torch.Tensor.prod),
-        "__getitem__": (lambda x: x[1:], torch.Tensor.sub),
-    },
-    "torch.nn.functional": {
-        "relu": (lambda x: torch.nn.ReLU()(x), F.silu),
-        "linear": (lambda x: F.linear(x, x), torch.mul),
-        "softmax": (lambda x: torch.nn.Softmax(-1)(x), torch.cumsum),
-    },
-    "torch.linalg": {"vector_norm": (lambda x: torch.linalg.vector_norm(x), torch.sum)},
-    "torch.fft": {"fftshift": (lambda x: torch.fft.fftshift(x), torch.sin)},
-    "torch.special": {"entr": (lambda x: torch.special.entr(x), torch.sin)},
-    "torch._refs": {
-        "sinc": (lambda x: torch.sinc(x), torch._refs.deg2rad),
-    },
-    "torch._refs.nn.functional": {"mish": (F.mish, torch.sin)},
-    "torch._prims": {"sin": (lambda x: torch.sinc(x), torch.cos)},
-    "torch._decomp.decompositions": {"mse_loss": (lambda x: F.mse_loss(x, x * 2), torch.mul)},
-    "torch._meta_registrations": {"meta_mm": (lambda x: x @ x.t(), torch.mul)},
-}
+_NAMES: list[tuple[str, str, Callable[[Tensor], Any], Any]] = [
+    ("torch", "layer_norm", lambda x: F.layer_norm(x, (8,)), torch.sum),
+    ("torch", "relu", F.relu, torch.sigmoid),
+    ("torch", "nan_to_num", lambda x: torch.nan_to_num(x), torch.sin),
+    ("torch._C._nn", "silu", F.silu, torch.sigmoid),
+    ("torch._C._nn", "glu", F.glu, torch.sigmoid),
+    ("torch._C._nn", "pad", lambda x: F.pad(x, (1, 1)), torch.sigmoid),
+    ("torch._VF", "einsum", lambda x: torch.einsum("ij,kj->ik", x, x), torch.sigmoid),
+    ("torch:Tensor", "softmax", lambda x: F.softmax(x, -1), torch.Tensor.cumsum),
+    ("torch:Tensor", "__matmul__", lambda x: x @ x.t(), torch.Tensor.sub),
+    ("torch:Tensor", "sum", lambda x: x.sum(0), torch.Tensor.prod),
+    ("torch:Tensor", "__getitem__", lambda x: x[1:], torch.Tensor.sub),
+    ("torch.nn.functional", "relu", lambda x: torch.nn.ReLU()(x), F.silu),
+    ("torch.nn.functional", "linear", lambda x: F.linear(x, x), torch.mul),
+    ("torch.nn.functional", "softmax", lambda x: torch.nn.Softmax(-1)(x), torch.cumsum),
+    ("torch.linalg", "vector_norm", lambda x: torch.linalg.vector_norm(x), torch.sum),
+    ("torch.fft", "fftshift", lambda x: torch.fft.fftshift(x), torch.sin),
+    ("torch.special", "entr", lambda x: torch.special.entr(x), torch.sin),
+    ("torch._refs", "sinc", lambda x: torch.sinc(x), torch._refs.deg2rad),
+    ("torch._refs.nn.functional", "mish", F.mish, torch.sin),
+    ("torch._prims", "sin", lambda x: torch.sinc(x), torch.cos),
+    ("torch._decomp.decompositions", "mse_loss", lambda x: F.mse_loss(x, x * 2), torch.mul),
+    ("torch._meta_registrations", "meta_mm", lambda x: x @ x.t(), torch.mul),
+]
 
 
 def _scaled(original: Callable[..., Any], by: float, *args: Any, **kwargs: Any) -> Any:
@@ -125,24 +116,24 @@ class _Callable:
         return self.function(*args, **kwargs)
 
 
+def _plainly(changed: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: changed(*args, **kwargs)
+
+
 # Ways of writing a function that does what a partial object does, in place of another function.
 _DRESSES: dict[str, Callable[[Any, functools.partial[Any]], Any]] = {
-    "plainly": lambda _, changed: lambda *args, **kwargs: changed(*args, **kwargs),
-    "wrapping": lambda original, changed: functools.wraps(original)(_dress("plainly", changed)),
+    "plainly": lambda _, changed: _plainly(changed),
+    "wrapping": lambda original, changed: functools.wraps(original)(_plainly(changed)),
     "allowed": lambda original, changed: torch.compiler.allow_in_graph(
-        _dress("wrapping", changed, original)
+        functools.wraps(original)(_plainly(changed))
     ),
     "partial": lambda _, changed: changed,
     "object": lambda _, changed: _Callable(changed),
-    "without grad": lambda _, changed: torch.no_grad()(_dress("plainly", changed)),
-    "torch's": lambda _, changed: torch.no_grad()(_dress("plainly", changed)),
-    "lru": lambda _, changed: functools.lru_cache(maxsize=None)(_dress("plainly", changed)),
+    "without grad": lambda _, changed: torch.no_grad()(_plainly(changed)),
+    "torch's": lambda _, changed: torch.no_grad()(_plainly(changed)),
+    "lru": lambda _, changed: functools.lru_cache(maxsize=None)(_plainly(changed)),
 }
 _OF_NAMES = ("plainly", "wrapping", "allowed", "partial", "object", "without grad")
-
-
-def _dress(how: str, changed: functools.partial[Any], original: Any = None) -> Any:
-    return _DRESSES[how](original, changed)
 
 
 def _owner(place: str) -> Any:
@@ -154,19 +145,17 @@ def _named(place: str, name: str, other: Any, how: str, by: float) -> Context:
     owner = _owner(place)
     original = getattr(owner, name)
     changed = functools.partial(_scaled, original, by)
-    new = other if how == "torch's other" else _dress(how, changed, original)
+    new = other if how == "torch's other" else _DRESSES[how](original, changed)
     if isinstance(owner, type) and not isinstance(new, types.FunctionType):
-        new = _dress("wrapping", functools.partial(new), new)
+        new = functools.wraps(new)(_plainly(functools.partial(new)))
     return patch.object(owner, name, new)
 
 
 def _names() -> Iterator[Slot]:
     turns = itertools.cycle(itertools.permutations(_OF_NAMES, 3))
-    for place, names in _SPOTS.items():
-        for name, (program, other) in names.items():
-            put = functools.partial(_named, place, name, other)
-            hows = (*next(turns), "torch's other")
-            yield Slot("names", f"{place}.{name}", program, put, hows)
+    for place, name, program, other in _NAMES:
+        hows = (*next(turns), "torch's other")
+        yield Slot("names", f"{place}.{name}", program, hows, _named, (place, name, other))
 
 
 # -- tables: decompositions, lowerings, and kernels of operators by dispatch key
@@ -181,9 +170,8 @@ def _lowered(operator: Any, how: str, by: float) -> Context:
 
 def _decomposed(operator: Any, how: str, by: float) -> Context:
     other = _decompositions[_aten.mish.default]
-    new = other
-    if how != "torch's other":
-        new = _dress(how, functools.partial(_scaled, torch.tanh, by), other)
+    changed = functools.partial(_scaled, torch.tanh, by)
+    new = other if how == "torch's other" else _DRESSES[how](other, changed)
     return patch.dict(_decompositions, {operator: new})
 
 
@@ -211,24 +199,19 @@ def _called(name: str, x: Tensor) -> Any:
 
 def _tables() -> Iterator[Slot]:
     for name in ("sin", "exp", "cos"):
-        operator = getattr(_aten, name).default
-        put: Any = functools.partial(_lowered, operator)
-        program = functools.partial(_called, name)
-        yield Slot(
-            "tables", f"lowering of {name}", program, put, ("plainly", "torch's other"), False
-        )
+        hows: tuple[str, ...] = ("plainly", "torch's other")
+        of: tuple[Any, ...] = (_operator(name),)
+        yield Slot("tables", f"lowering of {name}", name, hows, _lowered, of, traced=False)
     for name in ("silu", "hardswish", "hardsigmoid"):
-        put = functools.partial(_decomposed, getattr(_aten, name).default)
         hows = ("plainly", "wrapping", "partial", "torch's other")
         yield Slot(
-            "tables", f"decomposition of {name}", functools.partial(_called, name), put, hows
+            "tables", f"decomposition of {name}", name, hows, _decomposed, (_operator(name),)
         )
     keys = itertools.cycle(("CompositeImplicitAutograd", "AutogradCPU", "Meta", "CPU"))
     for name in ("silu", "mish", "hardswish", "sigmoid", "tanh", "relu", "exp", "elu"):
-        key, operator = next(keys), getattr(_aten, name).default
-        put = functools.partial(_by_key, operator, getattr(DispatchKey, key))
-        hows = ("given", "written", "torch's given", "torch's written")
-        yield Slot("tables", f"{key} of {name}", functools.partial(_called, name), put, hows)
+        key, hows = next(keys), ("given", "written", "torch's given", "torch's written")
+        of = _operator(name), getattr(DispatchKey, key)
+        yield Slot("tables", f"{key} of {name}", name, hows, _by_key, of)
 
 
 # -- members of modules that generate code: each replacement changes operators of the graph
@@ -274,8 +257,7 @@ def _member(place: str, name: str, change: Any, how: str, by: float) -> Context:
     owner = _owner(place)
     present: Any = inspect.getattr_static(owner, name)
     original = present.__func__ if isinstance(present, staticmethod) else present
-    changed = functools.partial(change, original, by)
-    new = _dress(how, changed, original)
+    new = _DRESSES[how](original, functools.partial(change, original, by))
     return patch.object(owner, name, staticmethod(new) if original is not present else new)
 
 
@@ -283,20 +265,19 @@ def _members() -> Iterator[Slot]:
     def program(x: Tensor) -> Any:
         return x.sin() + x.exp()
 
+    of_graphs = ("plainly", "wrapping", "torch's", "lru", "partial")
     for given, change, hows in (
-        (_GIVEN_A_GRAPH, _in_graph, ("plainly", "wrapping", "torch's", "lru", "partial")),
-        (_GIVEN_AN_OPERATOR, _in_call, ("plainly", "wrapping", "torch's")),
+        (_GIVEN_A_GRAPH, _in_graph, of_graphs),
+        (_GIVEN_AN_OPERATOR, _in_call, of_graphs[:3]),
     ):
         for place, names in given.items():
             for name in names.split():
-                put = functools.partial(_member, place, name, change)
-                yield Slot("members", f"{place}.{name}", program, put, hows, traced=False)
+                of = place, name, change
+                yield Slot("members", f"{place}.{name}", program, hows, _member, of, traced=False)
     for name in ("sin", "exp", "sqrt"):
-        put = functools.partial(
-            _member, "torch._inductor.codegen.cpp:CppVecOverrides", name, _in_text
-        )
+        of = "torch._inductor.codegen.cpp:CppVecOverrides", name, _in_text
         calls = functools.partial(lambda name, x: getattr(x.abs(), name)() + 1, name)
-        yield Slot("members", f"C++ of {name}", calls, put, ("plainly", "wrapping"), False, True)
+        yield Slot("members", f"C++ of {name}", calls, of_graphs[:2], _member, of, False, True)
 
 
 # -- parts of functions, which have no name in a module
@@ -342,25 +323,20 @@ def _cell_of(function: Any) -> Any:
 
 def _enclosed(function: Any, how: str, by: float) -> Context:
     cell = _cell_of(function)
-    return attribute(
-        cell, "cell_contents", _dress("plainly", functools.partial(_scaled, cell.cell_contents, by))
-    )
+    changed = functools.partial(_scaled, cell.cell_contents, by)
+    return attribute(cell, "cell_contents", _plainly(changed))
 
 
 def _insides() -> Iterator[Slot]:
+    codes = ("code", "code under torch's file", "another's code")
     for name in _FUNCTIONS:
-        function, program = getattr(F, name), functools.partial(_called, name)
-        hows = ("code", "code under torch's file", "another's code")
-        put = functools.partial(_coded, function)
-        yield Slot("insides", f"F.{name}", program, put, hows)
+        of = (getattr(F, name),)
+        yield Slot("insides", f"F.{name}", name, codes, _coded, of)
         if name in ("elu", "celu", "leaky_relu", "hardtanh"):
-            put = functools.partial(_defaulted, function)
-            yield Slot("insides", f"F.{name}", program, put, ("defaults",))
-        formula = _decompositions.get(getattr(_aten, name).default)
-        if _cell_of(formula) is not None:
-            put = functools.partial(_enclosed, formula)
-            # Code generation also calls the wrapper.
-            yield Slot("insides", f"aten.{name}", program, put, ("cell",), traced=False)
+            yield Slot("insides", f"F.{name}", name, ("defaults",), _defaulted, of)
+        formula = _decompositions.get(_operator(name))
+        if _cell_of(formula) is not None:  # code generation also calls the wrapper
+            yield Slot("insides", f"aten.{name}", name, ("cell",), _enclosed, (formula,), False)
 
 
 # -- operators: replaced by others, and their kernels
@@ -405,21 +381,20 @@ def _kernel(namespace: str, name: str, key: str, how: str, by: float) -> Iterato
 
 
 def _operators() -> Iterator[Slot]:
-    hows = ("overload by another", "overload by a function", "packet by another",
-            "packet by a class")  # fmt: skip
+    hows: tuple[str, ...] = ("overload by another", "overload by a function")
+    hows += ("packet by another", "packet by a class")
     for name in _OPERATORS:
-        yield Slot("operators", name, _reaching(name), functools.partial(_placed, name), hows)
+        yield Slot("operators", name, _reaching(name), hows, _placed, (name,))
     keys = itertools.cycle(("AutogradCPU", "CompositeImplicitAutograd", "CPU", "Meta", "Autograd"))
     for name in ("sin", "cos", "exp", "tanh", "erf", "sqrt", "neg", "abs"):
-        key = next(keys)
-        put = functools.partial(_kernel, "prims", name, key)
+        of = "prims", name, next(keys)
         program = functools.partial(lambda name, x: getattr(_prims, name)(x.abs()) + 1, name)
-        yield Slot("operators", f"prims.{name} for {key}", program, put, ("own", "torch's"), False)
+        title = f"prims.{name} for {of[2]}"
+        yield Slot("operators", title, program, ("own", "torch's"), _kernel, of, traced=False)
     for name in ("silu", "mish", "hardswish", "sinc", "celu", "softplus"):
         for key in ("AutogradCPU", "CompositeImplicitAutograd", "CPU"):
-            put = functools.partial(_kernel, "aten", name, key)
-            program = functools.partial(_called, name)
-            yield Slot("operators", f"aten.{name} for {key}", program, put, ("own",), False)
+            title, of = f"aten.{name} for {key}", ("aten", name, key)
+            yield Slot("operators", title, name, ("own",), _kernel, of, traced=False)
 
 
 # -- constants: a table maps each input type to the type in which decompositions compute
@@ -438,13 +413,13 @@ def _constant(how: str, by: float) -> Context:
 
 
 def _constants() -> Iterator[Slot]:
+    hows = ("an item", "only item", "another table")
     for name in (*_FUNCTIONS[1:], "logsigmoid", "softplus", "softshrink"):
         if name != "celu":
             program = functools.partial(
                 lambda name, x: getattr(F, name)(x.bfloat16()).float() + x, name
             )
-            hows = ("an item", "only item", "another table")
-            yield Slot("constants", name, program, _constant, hows, traced=False)
+            yield Slot("constants", name, program, hows, _constant, traced=False)
 
 
 # -- registries of Inductor
@@ -461,7 +436,7 @@ _PASSES = {
 
 @contextlib.contextmanager
 def _pattern(where: Any, name: str, how: str, by: float) -> Iterator[None]:
-    operator = getattr(_aten, name).default
+    operator = _operator(name)
     before = {key: [*entries] for key, entries in where.patterns.items()}
     seen = {key: [*graphs] for key, graphs in where.seen_patterns.items()}
     pattern, prepend = CallFunction(operator, Arg()), how.endswith("first")
@@ -508,13 +483,10 @@ def _registries() -> Iterator[Slot]:
         hows: tuple[str, ...] = ("graph", "graph first", "replacement")
         if where.startswith("post"):
             hows += ("lowering", "lowering first")
-        for _ in range(2):
-            name = next(names)
-            put = functools.partial(_pattern, passes, name)
-            program = functools.partial(_called, name)
-            yield Slot("registries", f"{name} in {where}", program, put, hows, traced=False)
-    program = functools.partial(_called, "sin")
-    yield Slot("registries", "wrapper", program, _wrapper, ("method", "constructor"), False)
+        for name in (next(names), next(names)):
+            of = passes, name
+            yield Slot("registries", f"{name} in {where}", name, hows, _pattern, of, traced=False)
+    yield Slot("registries", "wrapper", "sin", ("method", "constructor"), _wrapper, traced=False)
 
 
 # -- pairs of programs
@@ -528,12 +500,15 @@ def _input() -> tuple[Tensor]:
 
 def _pair(slot: Slot, how: str, since: str) -> Pair:
     plain = contextlib.nullcontext
-    first = functools.partial(slot.put, how, 2.0) if "another" in since else plain
-    second, early = functools.partial(slot.put, how, 3.0), "before" in since
+    first, second = (functools.partial(slot.put, *slot.of, how, by) for by in (2.0, 3.0))
+    first, early = first if "another" in since else plain, "before" in since
+    program = slot.program
+    if isinstance(program, str):
+        program = functools.partial(_called, program)
     return calling(
         slot.kind,
         f"{slot.name} {how}, {since}",
-        slot.program,
+        program,
         (Call(_input, forward=first, backward=plain),),
         (Call(_input, forward=plain if early else second, backward=plain),),
         around=second if early else plain,

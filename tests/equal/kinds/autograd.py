@@ -139,7 +139,7 @@ def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
 # -- nodes of the captured graph
 
 
-@case("compiled_backward", graphs=2, since=(2, 13), slow=True)
+@case("compiled_backward", graphs=2, native=True, since=(2, 13), slow=True)
 def size_guards(compile_it: Compile) -> Any:
     """Sizes that change from one backward pass to the next."""
     found = []

@@ -22,7 +22,11 @@ def _any(**wanted: Any) -> Any:
     return shows
 
 
-@graph(*("inputs", matrix, matrix), shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
+@graph(
+    *("inputs", matrix, matrix),
+    shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True),
+    native=True,
+)
 def data_mutated_in_graph(x: Any, y: Any) -> Any:
     x.mul_(2)
     return x + y
@@ -177,7 +181,11 @@ def custom_function_view(compile_it: Compile) -> Any:
     return train(compile_it(function), matrix(True, rows=4))
 
 
-@case("outputs", shows=lambda runtime: any(e["dynamic_dims"] for e in runtime["outputs"]))
+@case(
+    "outputs",
+    shows=lambda runtime: any(each["dynamic_dims"] for each in runtime["outputs"]),
+    native=True,
+)
 def dynamic_dims(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x * 2, x.t(), x.shape[0] * 2

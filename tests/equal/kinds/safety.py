@@ -17,7 +17,7 @@ from tests.equal.programs import Compile
 # -- contents of graphs
 
 
-@case("safety")
+@case("safety", native=True)
 def every_safe_node(compile_it: Compile) -> Any:
     """Methods, public functions, builtins, overloads, packets, constants, symbolic arithmetic."""
     table = torch.tensor([1.0, 2.0, 3.0])
@@ -104,7 +104,7 @@ def invoke_subgraph(x: Any) -> Any:
     return _region(_region(x))
 
 
-@case("safety", graphs=3, slow=True)
+@case("safety", graphs=3, native=True, slow=True)
 def forward_mode_transforms(compile_it: Compile) -> Any:
     """Dynamo wraps them in functions of torch that torch's own check does not list."""
 

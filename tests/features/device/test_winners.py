@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from s3cache import frame, testing
 from s3cache.testing import ProgramError
-from tests.support.gpu import standin
+from tests.support.gpu import kinds, standin
 from tests.support.machines import Machine, remote_url
 
 pytestmark = [
@@ -37,9 +39,7 @@ class Site:
     def run(self, name: str, *arguments: object, **environment: str) -> dict[str, Any]:
         """Run the program on a machine; return its counts."""
         machine = self.machine(name, **environment)
-        counted: dict[str, Any] = machine.run(
-            "tests.features.device.winners:softmax", *arguments
-        ).result
+        counted: dict[str, Any] = machine.run(f"{__name__}:_softmax", *arguments).result
         return counted
 
     def entry(self) -> Path:
@@ -116,3 +116,45 @@ def left_in(site: Site) -> object:
 def command(site: Site, machine: str, *words: str) -> str:
     """Return what a command prints on a machine."""
     return testing.Machine(site.root / machine).run("-m", "s3cache", *words).stdout
+
+
+# -- the job
+
+
+def _softmax(at_first: str = "", later_s: float = 0.0) -> dict[str, Any]:
+    """Compile and launch a kernel with two configurations; return the counts.
+
+    Args:
+        at_first: the action before the first measurement: ``upload`` all saves, upload them and
+            ``die``, or nothing.
+        later_s: how far the clock of this machine is ahead.
+    """
+    standin.install()
+    import torch
+
+    import s3cache
+
+    cache, now = s3cache.enable(), time.time
+    vars(time)["time"] = lambda: now() + later_s
+
+    def first() -> None:
+        if standin.counts["benchmark"] == 1 and at_first:
+            assert cache.flush(60).complete
+            if at_first == "die":
+                os._exit(7)
+
+    standin.before_measuring.append(first)
+    error = ""
+    with standin.tensors(), torch.device("cuda"):
+        try:
+            kinds.reductions()
+        except Exception as exc:
+            error = str(exc)
+    assert cache.flush(60).complete
+    stats = cache.stats()
+    return {
+        "measured": standin.counts["benchmark"],
+        "hits": sum(stats.hits.values()),
+        "uploaded": stats.uploaded,
+        "error": error,
+    }

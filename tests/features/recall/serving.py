@@ -25,9 +25,9 @@ from torch._dynamo import convert_frame
 
 import s3cache
 from s3cache.settings import Mode
-from tests.equal.children import in_child
 from tests.equal.observe import observe
 from tests.equal.programs import Compile, eagerly
+from tests.support.children import in_child
 
 _TIMEOUT_S = 120
 

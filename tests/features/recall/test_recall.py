@@ -160,3 +160,43 @@ def test_modules_may_be_deleted_after_a_reset(tmp_path: Path) -> None:
     job, url = f"{__name__}:_reset_and_drop", remote_url(tmp_path)
     found = [Machine(tmp_path / f"{each}").run(job, url, server=each).result for each in (0, 1)]
     assert found[1] >= 6
+
+
+# -- a miss of a frame is explained by the part of its key that differs, or by what was read
+
+
+def _misses(url: str, options: dict[str, bool], sizes: list[int]) -> list[list[str]]:
+    """Compile a function for each size; return the explanations of its frames."""
+    import torch
+
+    import s3cache
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    with (
+        s3cache.enabled(url, recall="on", job_profiles=False) as cache,
+        torch._dynamo.config.patch(options),
+    ):
+        for size in sizes:
+            torch.compile(square)(torch.ones(size, size))
+        cache.flush(30)
+        explained = s3cache.explain().explanations
+    return [[each.record.reason, each.line] for each in explained if each.record.kind == "recall"]
+
+
+@slow
+def test_the_label_that_differs_is_named(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/remote?create=1"
+    found = [
+        Machine(tmp_path / name).run(f"{__name__}:_misses", url, options, sizes, server=0).result
+        for name, options, sizes in (
+            ("one", {}, [4]),
+            ("two", {"specialize_float": True}, [4]),
+            ("three", {}, [5]),
+        )
+    ]
+    (first,), ((reason, line),), (other,) = found
+    assert first[0] == reason == "absent"
+    assert "dynamo.config" in line
+    assert other == ["guard", "size of L['x']"]
