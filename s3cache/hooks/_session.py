@@ -346,7 +346,9 @@ def _traced(
     ) -> object:
         """Replace AOTAutograd's cache: every lookup returns the graph itself."""
         nodes = len(internals.graph_module_of(mod).graph.nodes)
-        internals.stand_in_for_metadata()
+        context = internals.context_of_fake_call()
+        if context is not None and context.fw_metadata is None:
+            context.fw_metadata = object()  # DDPOptimizer requires some
         with state.entered(CacheCall()) as call:
             try:
                 key = internals.name_of_key(mod, inputs, config, others)

@@ -18,7 +18,7 @@ from types import (
 from typing import TYPE_CHECKING, Any, cast
 
 from s3cache.torch_api import installed_release, names
-from s3cache.torch_api.lookups import context_of_fake_call, graph_module_of, name_of_source
+from s3cache.torch_api.lookups import graph_module_of, name_of_source
 
 if TYPE_CHECKING:
     from torch import device
@@ -293,13 +293,6 @@ def copied(module: GraphModule) -> GraphModule:
     """Copy a graph, for a compiler that changes it."""
     with names.without_fakes.get()():  # which cannot be copied into a mode of their own
         return copy.deepcopy(module)
-
-
-def stand_in_for_metadata() -> None:
-    """Provide metadata for a graph that is not compiled: DDPOptimizer requires it."""
-    context = context_of_fake_call()
-    if context is not None and context.fw_metadata is None:
-        context.fw_metadata = object()
 
 
 # -- options

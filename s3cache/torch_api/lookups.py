@@ -690,14 +690,12 @@ class LateKernels:
         return kernel
 
 
-def late_align(nbytes: object) -> object:
-    """Compute the same as Inductor's own function, without its imports."""
-    aligned: object = names.align.get()(nbytes)
-    return aligned
-
-
 def strip_imports(source: str) -> tuple[str, dict[str, object]]:
     """Return generated code with fewer imports, and the names that it needs instead."""
+
+    def align(nbytes: object) -> object:  # imports Inductor's function when it is called
+        return names.align.get()(nbytes)
+
     for line, shorter in _LINES.items():
         source = source.replace(line, shorter, 1)
-    return source, {"_s3cache_kernels": LateKernels(), "_s3cache_align": late_align}
+    return source, {"_s3cache_kernels": LateKernels(), "_s3cache_align": align}
