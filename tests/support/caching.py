@@ -38,7 +38,7 @@ def broken(found: Frame) -> bytes:
 
 def existing(**options: Any) -> dict[str, Any]:
     """Return those of the options of features that exist."""
-    names = {each.name for feature in features() for each in fields(feature.options)}
+    names = {each.name for each in fields(Settings)}
     return {name: value for name, value in options.items() if name in names}
 
 

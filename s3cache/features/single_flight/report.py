@@ -12,7 +12,7 @@ from s3cache.util.text import counted
 
 def report(runs: Sequence[Run]) -> tuple[Mapping[str, object], Sequence[str]]:
     """Return a line for each process that compiled or waited; none if no process waited."""
-    names, lines, has_waited = names_of(runs), [], False
+    names, lines, has_waited = names_of(runs), list[str](), False
     for run in runs:
         count = sum(event.event == "claim" for event in run.events)
         parts = [f"compiled {counted(count, 'graph')}"] if count else []
