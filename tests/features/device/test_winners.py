@@ -12,7 +12,7 @@ import pytest
 
 from s3cache import frame, testing
 from s3cache.testing import ProgramError
-from tests.support.gpu import kinds, standin
+from tests.support.gpu import standin
 from tests.support.machines import Machine, remote_url
 
 pytestmark = [
@@ -133,6 +133,7 @@ def _softmax(at_first: str = "", later_s: float = 0.0) -> dict[str, Any]:
     import torch
 
     import s3cache
+    from tests.support.gpu import graphs
 
     cache, now = s3cache.enable(), time.time
     vars(time)["time"] = lambda: now() + later_s
@@ -147,7 +148,7 @@ def _softmax(at_first: str = "", later_s: float = 0.0) -> dict[str, Any]:
     error = ""
     with standin.tensors(), torch.device("cuda"):
         try:
-            kinds.reductions()
+            graphs.reductions()
         except Exception as exc:
             error = str(exc)
     assert cache.flush(60).complete
