@@ -161,13 +161,13 @@ class TestS3OnMoto(StoreContract):
     parts: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
-    async def store(self, moto_options: S3Options) -> AsyncIterator[Store]:
-        async with retrying(replace(moto_options, **self.parts)) as store:
+    async def store(self, s3_options: S3Options) -> AsyncIterator[Store]:
+        async with retrying(replace(s3_options, **self.parts)) as store:
             yield store
 
     @pytest.fixture
-    def raw(self, moto_options: S3Options) -> RawBucket:
-        return RawBucket(moto_options)
+    def raw(self, s3_options: S3Options) -> RawBucket:
+        return RawBucket(s3_options)
 
 
 @slow

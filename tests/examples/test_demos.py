@@ -26,6 +26,12 @@ from tests.support.waiting import LONG_S
 PAGE = ROOT / "docs" / "getting-started.md"
 
 
+def at_home(place: Path) -> dict[str, str]:
+    """Return this environment with a home and a temporary directory in ``place``."""
+    places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(place))
+    return {**os.environ, **places, "FORCE_COLOR": ""}
+
+
 # Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
 @slow
 @pytest.mark.timeout(900)
@@ -34,11 +40,9 @@ def test_the_second_machine_hits_and_prints_the_same_losses(tmp_path: Path) -> N
     (tmp_path / "train.py").write_text(files(PAGE)["train.py"], encoding="utf-8")
     commands = re.findall(r"^.*python -m s3cache run --url file:.*$", page, re.MULTILINE)
     assert len(commands) == 2
-    environment = dict(os.environ)
+    environment = at_home(tmp_path)
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     environment["S3CACHE_EXIT_TIMEOUT_S"] = environment["S3CACHE_LOOKUP_TIMEOUT_S"] = "60"
-    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
-        environment[name] = str(tmp_path)
     runs = [
         subprocess.run(
             ["bash", "-ec", command.replace("/tmp/s3cache-try", f"{tmp_path}/try")],
@@ -63,14 +67,11 @@ def test_the_second_machine_hits_and_prints_the_same_losses(tmp_path: Path) -> N
 @nightly
 @pytest.mark.timeout(900)
 def test_one_machine_compiles_for_all_others(tmp_path: Path) -> None:
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "TORCH")) and name != "FORCE_COLOR"
-    }
+    environment = at_home(tmp_path)
+    clean = {name: each for name, each in environment.items() if not name.startswith("TORCH")}
     demo = python(
         *["-m", "examples.gpt_demo", "--layers", "1", "--steps", "3"],
-        env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
+        env=clean,
         cwd=ROOT,
         timeout_s=800,
     )
@@ -132,11 +133,10 @@ def test_its_tests_fail_if_nothing_is_cached(project: Path) -> None:
 
 
 def start_demo(tmp_path: Path) -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     return subprocess.Popen(
         [sys.executable, "-m", "examples.storage_demo", "--entries", "16"],
         cwd=ROOT,
-        env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
+        env=at_home(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -219,11 +219,9 @@ def run_block(path: str) -> None:
 def test_a_program_runs_and_prints_the_stated_output(
     code: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    environment = dict(os.environ)
     # torch warns if NumPy is not installed; these programs do not need it.
-    environment["PYTHONWARNINGS"] = "ignore:Failed to initialize NumPy:UserWarning"
-    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
-        environment[name] = str(tmp_path)
+    warnings_ = {"PYTHONWARNINGS": "ignore:Failed to initialize NumPy:UserWarning"}
+    environment = {**at_home(tmp_path), **warnings_}
     done: Any
     if request.node.get_closest_marker(
         "slow"

@@ -366,8 +366,8 @@ async def test_a_closed_store_raises_closed_error(server: ScriptedServer) -> Non
         await store.get("k")
 
 
-def test_a_store_works_on_one_event_loop_only(moto_options: S3Options) -> None:
-    store = S3Store(moto_options)
+def test_a_store_works_on_one_event_loop_only(s3_options: S3Options) -> None:
+    store = S3Store(s3_options)
 
     async def second() -> None:
         with pytest.raises(ClosedError, match="another event loop"):

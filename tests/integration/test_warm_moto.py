@@ -14,9 +14,9 @@ WIDTH = 24
 
 
 @pytest.mark.timeout(900)
-def test_a_second_machine_starts_warm(moto_options: S3Options, tmp_path: Path) -> None:
+def test_a_second_machine_starts_warm(s3_options: S3Options, tmp_path: Path) -> None:
     """It compiles nothing, and its losses equal those of the first machine bit by bit."""
-    place = moto_options
+    place = s3_options
     environment = {
         "AWS_ACCESS_KEY_ID": str(place.access_key),
         "AWS_SECRET_ACCESS_KEY": str(place.secret_key),

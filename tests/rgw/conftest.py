@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from dataclasses import replace
 
 import pytest
 
@@ -33,14 +32,9 @@ def rgw_bucket() -> S3Options:
 
 
 @pytest.fixture
-def rgw_options(rgw_bucket: S3Options) -> S3Options:
-    """Return options for an empty prefix."""
-    return replace(rgw_bucket, prefix=f"a/{uuid.uuid4().hex}")
-
-
-@pytest.fixture
-def url(rgw_options: S3Options) -> str:
-    return f"s3://{rgw_options.bucket}/{rgw_options.prefix}"
+def url(rgw_bucket: S3Options) -> str:
+    """Return the URL of an empty prefix."""
+    return f"s3://{rgw_bucket.bucket}/a/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

@@ -28,18 +28,18 @@ pytestmark = [pytest.mark.rgw]
 
 class TestS3OnRGW(StoreContract):
     @pytest.fixture
-    async def store(self, rgw_options: S3Options) -> AsyncIterator[Store]:
-        async with retrying(rgw_options) as store:
+    async def store(self, s3_options: S3Options) -> AsyncIterator[Store]:
+        async with retrying(s3_options) as store:
             yield store
 
     @pytest.fixture
-    def raw(self, rgw_options: S3Options) -> RawBucket:
-        return RawBucket(rgw_options)
+    def raw(self, s3_options: S3Options) -> RawBucket:
+        return RawBucket(s3_options)
 
 
 @pytest.fixture
-async def store(rgw_options: S3Options) -> AsyncIterator[S3Store]:
-    store = S3Store(replace(rgw_options, multipart_bytes=5 << 20))
+async def store(s3_options: S3Options) -> AsyncIterator[S3Store]:
+    store = S3Store(replace(s3_options, multipart_bytes=5 << 20))
     yield store
     await store.aclose()
 
@@ -50,16 +50,16 @@ async def test_the_first_create_shows_that_rgw_honours_the_condition(store: S3St
 
 
 async def test_a_bucket_with_object_lock_takes_every_kind_of_write(
-    rgw_options: S3Options,
+    s3_options: S3Options,
 ) -> None:
     """Writing, replacing and removing work, also in parts; every version stays."""
-    raw = RawBucket(rgw_options)
+    raw = RawBucket(s3_options)
     bucket = f"s3cache-lock-{uuid.uuid4().hex[:12]}"
     raw.client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
     retention = {"Mode": "GOVERNANCE", "Days": 1}
     rule = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": retention}}
     raw.client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=rule)
-    options = replace(rgw_options, bucket=bucket, multipart_bytes=5 << 20, part_bytes=5 << 20)
+    options = replace(s3_options, bucket=bucket, multipart_bytes=5 << 20, part_bytes=5 << 20)
     store = S3Store(options)
     for name, body in (("small", b"x"), ("large", bytes(11 << 20))):
         await store.put(name, body, mode="create")
@@ -99,17 +99,17 @@ async def test_exactly_one_creator_of_a_large_object_wins(store: S3Store) -> Non
     ],
 )
 async def test_errors_name_wrong_keys_and_buckets(
-    rgw_options: S3Options, wrong: dict[str, Any], error: type[Exception], says: str
+    s3_options: S3Options, wrong: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    store = S3Store(replace(rgw_options, **wrong))
+    store = S3Store(replace(s3_options, **wrong))
     for call in (store.get("key"), store.put("key", b"x"), store.put("key", b"x", mode="create")):
         with pytest.raises(error, match=says):
             await call
     await store.aclose()
 
 
-async def test_no_region_is_needed(rgw_options: S3Options) -> None:
-    store = S3Store(replace(rgw_options, region=None))
+async def test_no_region_is_needed(s3_options: S3Options) -> None:
+    store = S3Store(replace(s3_options, region=None))
     await store.put("key", b"x")
     assert await store.get("key") == b"x"
     await store.aclose()

@@ -44,7 +44,7 @@ def served_options(moto_port: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def moto_options(url: str, served_options: dict[str, str]) -> S3Options:
+def s3_options(url: str, served_options: dict[str, str]) -> S3Options:
     """Return options for an empty prefix."""
     options = parse_url(url, **served_options)
     assert isinstance(options, S3Options)
