@@ -18,7 +18,6 @@ from s3cache.errors import NoSpaceError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
-from tests.support.marks import examples
 
 MAX_BYTES = 1_000
 MAX_FILES = 12
@@ -188,4 +187,4 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=examples(1.5), stateful_step_count=40)
+TestTier.settings = settings(stateful_step_count=40)
