@@ -18,11 +18,9 @@ from collections.abc import Callable
 from functools import partial
 
 import _bound
-import _import
-import _lookup
+import _local
 import _memory
 import _save
-import _trust
 import render
 from _harness import Gateway, Result, all_met, environment, parts_of, write_results
 
@@ -60,10 +58,10 @@ def main() -> int:
 def _measure(part: str, gateway: Gateway | None, rounds: int) -> Result:
     measures: dict[str, Callable[[], Result]] = {
         "bound": _bound.measure,
-        "import": _import.measure,
-        "lookup": _lookup.measure,
+        "import": _local.measure_import,
+        "lookup": _local.measure_lookup,
         "save": lambda: _save.measure(gateway),
-        "trust": _trust.measure,
+        "trust": _local.measure_trust,
     }
     if gateway is not None:
         measures["memory"] = lambda: _memory.measure(gateway)

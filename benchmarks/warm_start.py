@@ -34,8 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import _import
 import _layers
+import _local
 from _first_step import LAYERS, WIDTH, Request
 from _harness import (
     Bar,
@@ -120,7 +120,7 @@ def measure_signed(root: Path, gateway: Gateway, redis_url: str, options: Any) -
     request = Request(began_s=0.0)
     bench = Bench(root, gateway, redis_url, request, "signed", environment=signing)
     options.only = [name for name in FIRST if name not in (EAGER, MEGA)]
-    first, imported = measure_first(bench, options), _import.measure(readers)
+    first, imported = measure_first(bench, options), _local.measure_import(readers)
     first.rows = [row for row in first.rows if row[0] in options.only]
     first.notes.pop()  # about the Mega-Cache, which is not measured here
     first.chart = ""
