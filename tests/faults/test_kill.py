@@ -44,7 +44,7 @@ def test_entries_that_killed_processes_acknowledged_arrive(
     proxy.link = Link(bytes_per_s=150_000)
     acknowledged: list[str] = []
     left_behind = 0
-    rounds = examples(0.12)
+    rounds, moments = examples(0.12), [("upload done", 3), ("saved", 1), ("upload started", 1)]
     for round_ in range(rounds):
         pair = [
             # Only a kill ends this process.
@@ -53,7 +53,7 @@ def test_entries_that_killed_processes_acknowledged_arrive(
         ]
         for process in pair:
             # It saves or uploads its first entries, or has uploaded several.
-            process.until(*chance.choice([("saved", 1), ("upload started", 1), ("upload done", 3)]))
+            process.until(*moments[round_ % 3])
             time.sleep(chance.choice([0.0, 0.005, 0.05, 0.2]) * chance.random())
             process.kill()
             acknowledged += process.acknowledged()
