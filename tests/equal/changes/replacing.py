@@ -272,7 +272,7 @@ def _members() -> Iterator[Slot]:
     ):
         for place, names in given.items():
             for name in names.split():
-                of = place, name, change
+                of: tuple[Any, ...] = place, name, change
                 yield Slot("members", f"{place}.{name}", program, hows, _member, of, traced=False)
     for name in ("sin", "exp", "sqrt"):
         of = "torch._inductor.codegen.cpp:CppVecOverrides", name, _in_text
@@ -500,8 +500,8 @@ def _input() -> tuple[Tensor]:
 
 def _pair(slot: Slot, how: str, since: str) -> Pair:
     plain = contextlib.nullcontext
-    first, second = (functools.partial(slot.put, *slot.of, how, by) for by in (2.0, 3.0))
-    first, early = first if "another" in since else plain, "before" in since
+    other, second = (functools.partial(slot.put, *slot.of, how, by) for by in (2.0, 3.0))
+    first, early = other if "another" in since else plain, "before" in since
     program = slot.program
     if isinstance(program, str):
         program = functools.partial(_called, program)
