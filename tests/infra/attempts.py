@@ -125,9 +125,9 @@ _ON_THE_BUCKET: dict[str, tuple[str, dict[str, Any]]] = {
 #: The method and the arguments of each attempt. No role has rights under other/.
 ATTEMPTS: dict[str, tuple[str, Callable[[Bucket], dict[str, Any]]]] = {
     **{
-        name.format(prefix): (method, lambda b, p=prefix, of=arguments: of(b, p))
+        name.format(prefix): (method, lambda b, p=prefix, of=of: of(b, p))  # type: ignore[misc]
         for prefix in Bucket.PREFIXES
-        for name, (method, arguments) in _ON_OBJECTS.items()
+        for name, (method, of) in _ON_OBJECTS.items()
     },
     **{
         name: (method, lambda bucket, more=more: {"Bucket": bucket.name, **more})  # type: ignore[misc]
