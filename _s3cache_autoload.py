@@ -7,7 +7,7 @@ package, not in it: a process without a cache imports it and ``_s3cache_process.
 from _s3cache_process import (
     CODE_CACHES,
     COMPILER,
-    baseline,
+    copies,
     is_asked,
     note_imports,
     take_baseline,
@@ -39,8 +39,8 @@ def _wait_for_compile() -> None:
     from s3cache.util.importing import before_import, first_compile
     from s3cache.util.snapshot import FUNCTIONS
 
-    for names in baseline.values():
-        FUNCTIONS.add(names.values())  # takes 20 ms
+    for copy in copies.values():
+        FUNCTIONS.add(copy.content.values())  # takes 20 ms
     # Most processes of a job compile nothing, such as launchers and workers that load data. They
     # stop here, and do not pay for the rest.
     undo = first_compile.wait(_enable)

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-#: What ``import torch`` itself has put where programs may put something else and torch looks while
-#: it compiles: namespaces, classes and tables by their names with dots, each as a copy.
-baseline: dict[str, dict[object, object]] = {}
-
 # Here and not with the other names of torch's: to import those takes longer than all of this.
 _MODULES = """
     torch torch.functional torch.nn.functional torch._VF torch._C._nn torch._C._linalg
@@ -29,14 +25,23 @@ _MODULES = """
     torch._prims_common torch._prims_common.wrappers torch._meta_registrations
     torch._subclasses.fake_impls cmath math operator
 """
+# A class or a table after a colon.
 _OTHERS = """
     torch:Tensor torch.nn:Parameter torch._decomp:decomposition_table torch._decomp:meta_table
     torch._decomp:pre_autograd_decomposition_table
     torch._subclasses.fake_impls:op_implementations_dict
+    torch._inductor.decomposition torch._inductor.decomposition:decompositions
+    torch._inductor.decomposition:extra_random_decomps torch._inductor.lowering
+    torch._inductor.lowering:lowerings torch._inductor.lowering:user_lowerings
+    torch._inductor.lowering:_maybe_layout_constraints
+    torch._higher_order_ops.utils:registered_hop_fake_fns
+    torch._subclasses.fake_tensor:_DISPATCH_META_HANDLERS
 """
-#: Operators and keys for which torch has a kernel in Python.
-KERNELS = "torch.library._impls"
-IMPORT_POINTS = (*_MODULES.split(), *_OTHERS.split())
+#: Places where programs may replace functions, by name: the module, and a class or table in it.
+LISTED = {
+    place.replace(":", "."): place.partition(":")[::2]
+    for place in (*_MODULES.split(), *_OTHERS.split())
+}
 #: How deep tables lie in each other that hold constants.
 MAX_DEPTH = 3
 _TABLES: "set[type]" = {dict, list, set}
@@ -59,6 +64,8 @@ _KEEPING_CODE = tuple(
     """.split()  # noqa: SIM905
 )
 
+# A class into which torch puts the code of every graph that it loads.
+_EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
 # A module that puts its own values into tables of another, while it is imported.
 _FILLING, _FILLED = "torch._inductor.lowering", "torch._inductor.utils"
 
@@ -95,24 +102,64 @@ def makes_code(module: str) -> bool:
     return module.startswith(_MAKING_CODE) and not module.startswith(_KEEPING_CODE)
 
 
+class Copy:
+    """A namespace, a class or a table of torch, with a copy of its content.
+
+    Attributes:
+        home: of a table: the namespace, class or table that it is in.
+        is_original: whether no program can have changed the content before.
+    """
+
+    def __init__(
+        self, place: str, module: str, inside: "Any", *, is_original: bool, home: "Any" = None
+    ) -> None:
+        self.place, self.module, self.inside, self.home = place, module, inside, home
+        self.is_original, self.content = is_original, items_of(inside)
+
+
+#: What ``import torch`` itself has put where programs may put something else and torch looks while
+#: it compiles, by place.
+copies: "dict[str, Copy]" = {}
+#: The modules that make code.
+modules: "dict[str, ModuleType]" = {}
+#: Operators and keys for which torch itself has a kernel in Python.
+kernels: "set[object]" = set()
+_examined: "dict[str, int]" = {}  # ids of all imported modules, by name
+
+
 def take_baseline() -> None:
-    """Copy what torch has at all points that are imported by now. Takes 4 ms."""
-    for place in (*IMPORT_POINTS, "torch.library:_impls"):
-        module, _, name = place.partition(":")
-        owner = sys.modules.get(module)
-        found = getattr(owner, name, None) if name else owner
-        if found is not None:
-            _copy(place, found if isinstance(found, (dict, set)) else vars(found))
-    for module in [*sys.modules]:
-        if makes_code(module):
-            _copy_module(module)
+    """Copy what torch has at the end of its import. Takes 4 ms."""
+    if not kernels:
+        kernels.update(getattr(sys.modules.get("torch.library"), "_impls", ()))
+    copy_torch(is_original=True)
+
+
+def copy_torch(*, is_original: bool) -> None:
+    """Copy what torch has in all modules that are imported by now, and that were not copied."""
+    for place, (module, name) in LISTED.items():
+        owner = None if place in copies or makes_code(module) else sys.modules.get(module)
+        home = getattr(owner, name, None) if name else owner
+        if home is not None and (is_original or not _is_starting(owner)):
+            copies[place] = Copy(place, module, vars(home), is_original=is_original)
+    for name, imported in sys.modules.copy().items():
+        if _examined.get(name) != id(imported):
+            if name not in modules and makes_code(name):
+                if _is_starting(imported) and not is_original:
+                    continue
+                _copy_module(name, is_original=is_original)
+            _examined[name] = id(imported)
+
+
+def _is_starting(module: object) -> bool:
+    """Return True if the code of a module has not run to its end yet."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def note_imports() -> None:
     """Copy each module that makes code right after its import, from now to the process's end."""
     if not any(isinstance(each, _Noting) for each in sys.meta_path):
         sys.meta_path.insert(0, _Noting())
-        atexit.register(baseline.clear)  # what torch takes apart at exit must not outlive that
+        atexit.register(copies.clear)  # what torch takes apart at exit must not outlive that
 
 
 class _Noting:
@@ -143,60 +190,63 @@ def _note_after(loader: "Loader") -> None:
 
     def execute_and_note(module: "ModuleType") -> None:
         loader.exec_module = execute  # type: ignore[method-assign]
-        before = _tables_to_fill(module.__name__)
+        before = {copy.place: items_of(copy.inside) for copy in _filled_by(module)}
         execute(module)
-        _note_module(module.__name__)
-        for place, table in _tables_to_fill(module.__name__).items():
-            own = {each: table[each] for each in table if each not in before.get(place, {})}
-            baseline.get(place, {}).update(own)
+        try:
+            new = _copy_module(module.__name__, is_original=True)
+            if "s3cache.util.snapshot" in sys.modules:  # else no cache has been named so far
+                for copy in new:
+                    sys.modules["s3cache.util.snapshot"].FUNCTIONS.add(copy.content.values())
+        except Exception:  # noqa: BLE001, S110 - the next look then finds it
+            pass
+        for copy in _filled_by(module):
+            old, now = before.get(copy.place, copy.content), items_of(copy.inside)
+            copy.content.update({name: now[name] for name in now if name not in old})
 
     loader.exec_module = execute_and_note  # type: ignore[method-assign]
 
 
-def _note_module(name: str) -> None:
-    """Copy a module that has just been imported, and record its functions. Never raises."""
-    try:
-        copies = _copy_module(name)
-        if "s3cache.util.snapshot" in sys.modules:  # else no cache has been named so far
-            for each in copies:
-                sys.modules["s3cache.util.snapshot"].FUNCTIONS.add(each.values())
-    except Exception:  # noqa: BLE001, S110 - the key then includes a digest of the module
-        pass
-
-
-def _copy_module(name: str) -> "list[dict[object, object]]":
+def _copy_module(name: str, *, is_original: bool) -> "list[Copy]":
     """Copy a module, its classes and their tables; return the copies of all but the tables."""
+    module, file = sys.modules.get(name), getattr(sys.modules.get(name), "__file__", None)
+    torch = os.path.dirname(os.path.abspath(sys.modules["torch"].__file__ or "")) + os.sep
+    # Code that Inductor generated has such names, too.
+    if module is None or type(module) is not type(sys) or not str(file).startswith(torch):
+        return []
     if "torch.utils._ordered_set" in sys.modules:
         _TABLES.add(sys.modules["torch.utils._ordered_set"].OrderedSet)
-    members = getattr(sys.modules.get(name), "__dict__", {})
-    copies = [_copy(name, members, "{}.{}")]
-    for attribute, value in copies[0].items():
-        if isinstance(value, type) and value.__module__ == name:
-            copies.append(_copy(f"{name}.{attribute}", vars(value), "{}.{}"))
-    return copies
+    new = [Copy(name, name, vars(module), is_original=is_original)]
+    for attribute, value in new[0].content.items():
+        place = f"{name}.{attribute}"
+        if isinstance(value, type) and value.__module__ == name and place != _EXCHANGED:
+            new.append(Copy(place, name, vars(value), is_original=is_original))
+    for copy in new:
+        copies.setdefault(copy.place, copy)
+        for attribute, value in copy.content.items():
+            is_listed = isinstance(value, dict) and f"{copy.place}.{attribute}" in LISTED
+            if is_listed or (type(value) in _TABLES and not str(attribute).startswith("__")):
+                _copy_table(f"{copy.place}.{attribute}", copy, value)
+    modules.setdefault(name, module)
+    return new
 
 
-def _tables_to_fill(module: str) -> "dict[str, dict[object, object]]":
-    """Return copies of the tables that ``module`` fills, by their places."""
-    found = getattr(sys.modules.get(_FILLED if module == _FILLING else ""), "__dict__", {})
-    return {
-        f"{_FILLED}.{name}": _items(table)
-        for name, table in found.items()
-        if type(table) in _TABLES and not name.startswith("__")
-    }
+def _copy_table(place: str, home: Copy, table: "Any", depth: int = 0) -> None:
+    """Copy a table, and the tables in it."""
+    copy = Copy(place, home.module, table, is_original=home.is_original, home=home)
+    copies.setdefault(place, copy)
+    for name, value in copy.content.items() if depth < MAX_DEPTH else ():
+        if type(value) in _TABLES:
+            _copy_table(f"{place}[{name}]", copy, value, depth + 1)
 
 
-def _copy(place: str, found: object, form: str = "", depth: int = 0) -> "dict[object, object]":
-    """Copy a container, and the tables in it if there is a ``form`` of their places."""
-    copied = baseline.setdefault(place.replace(":", "."), _items(found))
-    for name, table in copied.items() if form and depth <= MAX_DEPTH else ():
-        if type(table) in _TABLES and not (inner := form.format(place, name)).endswith("__"):
-            _copy(inner, table, "{}[{}]", depth + 1)
-    return copied
+def _filled_by(module: "ModuleType") -> "list[Copy]":
+    """Return the tables into which a module puts its own values while it is imported."""
+    now = list(copies.values()) if module.__name__ == _FILLING else []
+    return [copy for copy in now if copy.module == _FILLED and copy.home]
 
 
-def _items(found: "Any") -> "dict[object, object]":
-    """Return a copy of a table by name; of a set, by its members."""
-    if isinstance(found, list):
-        return dict(enumerate(found))
-    return dict(found) if hasattr(found, "items") else {each: each for each in found}
+def items_of(inside: "Any") -> "dict[object, object]":
+    """Return a copy of a container by key or index; of a set, by its members."""
+    if isinstance(inside, (list, tuple)):
+        return dict(enumerate(inside))
+    return dict(inside) if hasattr(inside, "items") else {item: item for item in list(inside)}

@@ -276,23 +276,20 @@ class _Identifier(Describer):
         state = getattr(value, "__dict__", None)
         is_tensor = isinstance(value, (torch.Tensor, torch.nn.Module))
         if origin_of(kind).kind == "torch" and not is_tensor:
-            return text if state is None else self.all(text, [_constants_and_code(state)])
+            # Only attributes that a program may have set: others are state.
+            code = types.FunctionType, types.MethodType, partial
+            kept = {
+                name: value
+                for name, value in (state or {}).items()
+                if isinstance(value, code) or _is_constant(value, 0)
+            }
+            return text if state is None else self.all(text, [kept])
         if state is None or kind.__module__ == "unittest.mock" or is_tensor:
             return super().other(value)
         return self.all(text, [state])
 
     def refuse(self, message: str, value: object) -> str:
         return super().refuse(message, value) if self._strict else ""
-
-
-def _constants_and_code(state: dict[str, object]) -> dict[str, object]:
-    """Return the attributes of torch's object that a program may have set; others are state."""
-    code = types.FunctionType, types.MethodType, partial
-    return {
-        name: value
-        for name, value in state.items()
-        if isinstance(value, code) or _is_constant(value, 0)
-    }
 
 
 def _is_constant(value: object, depth: int) -> bool:
@@ -393,24 +390,10 @@ class _NameDescriber(Describer):
 
 # -- components of keys
 
-# Values are for people and not in digests, so they may be shortened. Entries store them.
+# Values and parts are for people and not in digests, so they may be shortened. Entries store them.
 _VALUE_CHARACTERS = 200
-_TEXT_CHARACTERS = 16 << 10
-_PART_CHARACTERS = 1 << 10
 _ALL_CHARACTERS = 128 << 10
 _PARTS = 1024
-
-
-def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
-    """Return the first of ``parts``, truncated to ``characters`` each, as many as fit an entry."""
-    kept: dict[str, str] = {}
-    left = _ALL_CHARACTERS
-    for name, part in parts:
-        if len(kept) == _PARTS or left <= 0:
-            break
-        kept[name] = part if len(part) <= characters else part[:characters] + "…"
-        left -= len(part)
-    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,18 +411,31 @@ class Component:
     parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of_text(cls, text: str) -> Component:
-        """Return a component with ``text`` as its content and value."""
-        is_short = len(text) <= _VALUE_CHARACTERS
-        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
-        return cls.of_bytes(text.encode(), text, parts)
+    def of(
+        cls,
+        content: str,
+        value: str | None = None,
+        parts: Iterable[tuple[str, str]] = (),
+        characters: int = 1 << 10,
+    ) -> Component:
+        """Return a component with ``content``, shown as ``value`` and ``parts``, or as itself.
 
-    @classmethod
-    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
-        """Return a component with ``data`` as its content, shown as ``value`` and ``parts``."""
+        It has as many parts as fit an entry, truncated to ``characters`` each.
+        """
+        if value is None:
+            value, characters = content, 16 << 10
+            parts = [("", content)] if len(content) > _VALUE_CHARACTERS else ()
         if len(value) > _VALUE_CHARACTERS:
             value = value[:_VALUE_CHARACTERS] + "…"
-        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
+        kept: dict[str, str] = {}
+        left = _ALL_CHARACTERS
+        for name, part in parts:
+            if len(kept) == _PARTS or left <= 0:
+                break
+            kept[name] = part if len(part) <= characters else part[:characters] + "…"
+            left -= len(part)
+        digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()[:32]
+        return cls(digest, value, kept)
 
 
 # -- nodes of graphs

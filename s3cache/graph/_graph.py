@@ -20,7 +20,6 @@ from s3cache.graph._describe import (
     RegisteredVersion,
     UnidentifiedError,
     autograd_function_text,
-    bounded,
     graph_modules,
     identity,
     qualified_name,
@@ -135,8 +134,8 @@ def node_annotations(gm: GraphModule, describer: Describer) -> Component | None:
     }
     if not texts:
         return None
-    parts = bounded((node.lstrip("."), text) for node, text in texts.items())
-    return Component.of_bytes(repr(texts).encode(errors="surrogatepass"), " ".join(texts), parts)
+    parts = ((node.lstrip("."), text) for node, text in texts.items())
+    return Component.of(repr(texts), " ".join(texts), parts)
 
 
 def constants(gm: GraphModule) -> str:
@@ -209,13 +208,14 @@ def traced_values(gm: GraphModule, device: device | None = None) -> Component:
     origin of the node in the program. The index of ``device`` is left out.
     """
     values = _ValueDescriber(device)
-    lines = [
-        (f"{name}.{node.name}".lstrip("."), values.of_node(node))
-        for name, module in graph_modules(gm)
-        for node in module.graph.nodes
-    ]
-    data = "\n".join(f"{name}: {text}" for name, text in lines).encode()
-    return Component.of_bytes(data, f"{len(lines)} values", bounded(lines))
+    lines = []
+    for name, module in graph_modules(gm):
+        for node in module.graph.nodes:
+            texts = ((n, values.of(node.meta[n])) for n in sorted(node.meta) if n not in _NO_VALUES)
+            line = " ".join(f"{n}={text}" for n, text in texts if text)
+            lines.append((f"{name}.{node.name}".lstrip("."), line))
+    content = "\n".join(f"{name}: {text}" for name, text in lines)
+    return Component.of(content, f"{len(lines)} values", lines)
 
 
 class _ValueDescriber(Describer):
@@ -230,14 +230,6 @@ class _ValueDescriber(Describer):
         self._tensor, self._symbolic = Tensor, (SymInt, SymFloat, SymBool)
         self._texts: dict[int, tuple[object, str]] = {}
         self._storages: dict[int, tuple[int, int | SymInt]] = {}
-
-    def of_node(self, node: Node) -> str:
-        meta = node.meta
-        return " ".join(
-            f"{name}={text}"
-            for name in sorted(meta)
-            if name not in _NO_VALUES and (text := self.of(meta[name]))
-        )
 
     def special(self, value: object) -> str | None:
         if isinstance(value, self._tensor):

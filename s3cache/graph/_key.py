@@ -34,7 +34,6 @@ from s3cache.graph._describe import (
     Component,
     RegisteredVersion,
     UnidentifiedError,
-    bounded,
     graph_modules,
     qualified_name,
     without_index,
@@ -167,7 +166,7 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
     import torch
 
     is_wrapper = internals.is_wrapper_subclass.get()
-    found: set[str] = set()
+    devices: set[str] = set()
     waiting: list[object] = [inputs]
     for _, module in graph_modules(gm):
         waiting += (value for value in vars(module).values() if isinstance(value, torch.Tensor))
@@ -175,7 +174,7 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
         for node in module.graph.nodes:
             known = [node.meta[name] for name in internals.NODE_VALUES if name in node.meta]
             if not known and node.op == "placeholder":
-                found.add("cpu")  # not traced
+                devices.add("cpu")  # not traced
             waiting += (*known, *node.args, *node.kwargs.values())
     while waiting:
         value = waiting.pop()
@@ -184,15 +183,15 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
         elif isinstance(value, dict):
             waiting += value.values()
         elif isinstance(value, str):
-            found |= {"cpu"} if value.startswith("cpu") else set()
+            devices |= {"cpu"} if value.startswith("cpu") else set()
         elif isinstance(value, torch.Tensor):
             if is_wrapper(value):
                 inner, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
                 waiting += (getattr(value, name) for name in inner)
             value = value.device
         if isinstance(value, torch.device):
-            found.add(value.type if value.type in ("cpu", "meta") else str(value))
-    return found
+            devices.add(value.type if value.type in ("cpu", "meta") else str(value))
+    return devices
 
 
 def current_device(devices: set[str]) -> device | None:
@@ -227,39 +226,34 @@ def accelerators(devices: set[str]) -> str:
     return "; ".join(sorted(texts))
 
 
-def triton_variables(devices: set[str]) -> str:
-    """Return the environment variables in Triton's own key, for code on an accelerator."""
-    is_used = accelerators(devices)
-    return _fields(dict(sorted(internals.triton_environment().items()))) if is_used else ""
-
-
 def threads(details: KeyDetails, gm: GraphModule) -> str:
     """Return how generated code depends on the number of threads; ``""`` if it does not.
 
     C++ depends on the number (depth of parallel loops, ``num_threads(...)``, buffers of reductions)
     unless one of two options changes that. Code for other devices does not.
+
+    Code from templates splits work among a fixed number of threads, even with
+    ``cpp.dynamic_threads``: with fewer threads, some of the work is not done.
     """
     if internals.cpp_threads.get() >= 1:  # the code has this fixed number
         return ""
     count = read("get_num_threads")
     if internals.cpp_dynamic_threads.get():
+        inductor = internals.inductor_config.get()
+        may_use_templates = (
+            inductor.max_autotune
+            or inductor.max_autotune_gemm
+            or inductor.cpu_backend != "cpp"
+            or any(
+                "flex_attention" in str(node.target)
+                for _, module in graph_modules(gm)
+                for node in module.graph.nodes
+            )
+        )
         # Code for one thread lacks the locks that several threads need.
-        return count if count == "1" or _may_use_templates(gm) else "several"
+        return count if count == "1" or may_use_templates else "several"
     # Since torch 2.13, torch's own key has the number if there is code for the processor.
     return "" if hasattr(details, internals.ASKS_FOR_CPU_CODE) else count
-
-
-def _may_use_templates(gm: GraphModule) -> bool:
-    """Return whether code may be generated from a template.
-
-    Templates split work among a fixed number of threads, even with ``cpp.dynamic_threads``: with
-    fewer threads, some of the work is not done.
-    """
-    inductor = internals.inductor_config.get()
-    if inductor.max_autotune or inductor.max_autotune_gemm or inductor.cpu_backend != "cpp":
-        return True
-    nodes = (node for _, module in graph_modules(gm) for node in module.graph.nodes)
-    return any("flex_attention" in str(node.target) for node in nodes)
 
 
 # -- settings of the process
@@ -376,11 +370,11 @@ def torch_components(
             if name in internals.CONFIG_DETAILS.names:
                 yield name, _options(name, value, describer)
                 continue
-            data = describer.of(value).encode(errors="surrogatepass")
-            parts = bounded(_parts(value, describer))
+            text = describer.of(value)
             if code := "\n".join(describer.codes):
-                parts = bounded([("code", code)], 128 << 10)
-            yield name, Component.of_bytes(data, _summary(value), parts)
+                yield name, Component.of(text, _summary(value), [("code", code)], 128 << 10)
+            else:
+                yield name, Component.of(text, _summary(value), _parts(value, describer))
         except Exception as exc:  # noqa: BLE001 - describing runs code of others
             yield name, _reasons_against(name, exc, describer.last_of_user)
 
@@ -404,37 +398,33 @@ def _reasons_against(name: str, error: BaseException, owner: type | None) -> lis
 def _options(
     name: str, value: bytes | Mapping[str, object], describer: DetailsDescriber
 ) -> Component:
+    """Return the component of all options of one kind; it shows those without their default."""
     values = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - torch's own
+    configs = {
+        "autograd_config": internals.functorch_config,
+        "inductor_config": internals.inductor_config,
+    }
     describer.is_for_options = True
     try:
         texts = {n: describer.of(values[n]) for n in sorted(values) if n not in _LEFT_OUT}
-        known = _last_options.get(name)
-        if known is None or known[0] != texts:
-            changed = dict(_changed(name, values, texts, describer))
-            shown = " ".join(f"{n}={new}" for n, (new, _) in changed.items()) or "defaults"
-            parts = bounded((n, default + new) for n, (new, default) in changed.items())
-            data = repr(texts).encode(errors="surrogatepass")
-            known = _last_options[name] = texts, Component.of_bytes(data, shown, parts)
-        return known[1]
+        last = _last_options.get(name)
+        if last is None or last[0] != texts:
+            entries = configs[name].get()._config if name in configs else None
+            changed: list[tuple[str, str, str]] = []
+            for option, text in texts.items():
+                before = ""
+                if entries is not None:
+                    if option not in entries or entries[option].default == values[option]:
+                        continue
+                    default = entries[option].default
+                    before = f"{_short(default, describer.of(default))} → "
+                changed.append((option, before, _short(values[option], text)))
+            shown = " ".join(f"{option}={new}" for option, _, new in changed) or "defaults"
+            parts = ((option, before + new) for option, before, new in changed)
+            last = _last_options[name] = texts, Component.of(repr(texts), shown, parts)
+        return last[1]
     finally:
         describer.is_for_options = False
-
-
-def _changed(
-    name: str, values: Mapping[str, object], texts: Mapping[str, str], describer: DetailsDescriber
-) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the options without their default value, each with its text and ``DEFAULT → ``."""
-    configs: dict[str, Config] = {
-        "autograd_config": internals.functorch_config.get(),
-        "inductor_config": internals.inductor_config.get(),
-    }
-    known = configs[name]._config if name in configs else None
-    for option, text in texts.items():
-        if known is None:
-            yield option, (_short(values[option], text), "")
-        elif option in known and (default := known[option].default) != values[option]:
-            shown = f"{_short(default, describer.of(default))} → "
-            yield option, (_short(values[option], text), shown)
 
 
 def _short(setting: object, text: str) -> str:
@@ -572,7 +562,15 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.version", _ALL, lambda _: read("__version__")),
     ("torch.build", _ALL, lambda _: build_of_torch()),
     ("torch.cxx_abi", _ALL, lambda _: read("compiled_with_cxx11_abi")),
-    ("triton.environment", _KEYS, lambda of: triton_variables(of.devices)),
+    (
+        "triton.environment",  # for code on an accelerator: the variables in Triton's own key
+        _KEYS,
+        lambda of: (
+            _fields(dict(sorted(internals.triton_environment().items())))
+            if accelerators(of.devices)
+            else ""
+        ),
+    ),
     # settings of the process
     ("torch.cpu_capability", _KEYS, lambda of: read(CAPABILITY) if of.is_for_cpu else None),
     ("torch.num_threads", _KEYS, lambda of: threads(of.details, of.gm)),
@@ -580,24 +578,12 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.float32_matmul_precision", _ALL, lambda _: matmul_precision()),
     ("torch.precision", _ALL, lambda _: read(PRECISION)),
     ("torch.backends", _ALL, lambda _: read(BACKENDS)),
-    (
-        "torch.attention",
-        _ALL,
-        lambda _: attention(),
-    ),
+    ("torch.attention", _ALL, lambda _: attention()),
     ("torch.modes", _KEYS, lambda of: modes(of.device)),
     ("torch.modes", _SETTINGS, lambda _: modes(current_device({read("get_default_device")}))),
     ("functorch.budget", _ALL, lambda _: joint_passes()),
-    (
-        "dynamo.config",
-        _ALL,
-        lambda _: options(internals.DYNAMO_OPTIONS, internals.dynamo_config),
-    ),
-    (
-        "shapes.config",
-        _ALL,
-        lambda _: options(internals.SHAPES_OPTIONS, internals.shapes_config),
-    ),
+    ("dynamo.config", _ALL, lambda _: options(internals.DYNAMO_OPTIONS, internals.dynamo_config)),
+    ("shapes.config", _ALL, lambda _: options(internals.SHAPES_OPTIONS, internals.shapes_config)),
     ("autocast", _SETTINGS, lambda _: autocast()),
     # the graph and its inputs
     ("graph.annotations", _KEYS, lambda of: graph.node_annotations(of.gm, of.describer)),
@@ -654,8 +640,8 @@ def _key(subject: _Subject) -> Key | list[BypassReason]:
         if isinstance(finding, list):
             reasons += finding
         elif finding:
-            text = Component.of_text(finding) if isinstance(finding, str) else finding
-            components[name] = text
+            component = Component.of(finding) if isinstance(finding, str) else finding
+            components[name] = component
     return reasons or Key(components, str(subject.device or ""))
 
 

@@ -163,12 +163,12 @@ def origin_of_file(path: str) -> Origin:
 def _sites(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Return directories with installed libraries, with a separator at the end."""
     schemes = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found = [
+    sites = [
         path
         for path in (*schemes, *paths)
         if path.endswith("-packages") or (path and any(Path(path).glob("*.dist-info")))
     ]
-    return tuple(dict.fromkeys(os.path.abspath(path) + os.sep for path in found))
+    return tuple(dict.fromkeys(os.path.abspath(path) + os.sep for path in sites))
 
 
 @functools.cache
@@ -363,15 +363,9 @@ SCALARS: tuple[type, ...] = (str, bytes, int, bool, float, complex, type(None))
 
 
 @functools.cache  # called for each of fifty thousand values
-def kinds_of_tables() -> tuple[type, ...]:
-    """Return the types of containers that may hold constants and can be changed."""
-    return dict, list, set, internals.ordered_set.get()
-
-
-@functools.cache
 def kinds_of_values() -> tuple[type, ...]:
     """Return the types of constants, and of containers of them."""
-    return (*SCALARS, tuple, frozenset, *kinds_of_tables())
+    return (*SCALARS, tuple, frozenset, dict, list, set, internals.ordered_set.get())
 
 
 def is_plain(value: object) -> bool:

@@ -2,8 +2,8 @@
 
 Compiling reads namespaces, classes, tables, functions and operators of torch: some fifty thousand
 objects. A look examines only the containers that were written to since the last look. They are
-compared with copies from the end of ``import torch``. For modules that are imported later, or
-without such a copy, the first look is the reference, without values that are not torch's.
+compared with copies from the end of ``import torch``, or of the import of a later module. For
+modules without such a copy the first look is the reference, without values that are not torch's.
 
 A replacement that can only change the traced graph sends every graph to the second level, where the
 traced graph is in the key. A replacement that can change generated code must have an identity, at
@@ -20,13 +20,14 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from operator import is_
 from types import FunctionType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import _s3cache_process
+from _s3cache_process import LISTED, Copy, items_of
 from s3cache.graph._describe import (
     RegisteredVersion,
     UnidentifiedError,
@@ -45,7 +46,6 @@ from s3cache.graph._origin import (
     is_third_party,
     is_third_party_operator,
     is_torch_operator,
-    kinds_of_tables,
     kinds_of_values,
     origin_of,
     parts_of,
@@ -83,12 +83,10 @@ _TRACING = (
     "torch._inductor.fx_passes.joint_graph",
     "torch._inductor.fx_passes.pre_grad",
 )
-_LISTED = (*_s3cache_process.IMPORT_POINTS, *internals.LATER_PLACES)
 # Names that Dynamo adds to the module of a function that it compiled, such as `torch.cond`. Only
 # the compiled code of that function uses them.
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")
-# In place of a third-party value that was there at the first look.
-_UNKNOWN = object()
+_UNKNOWN = object()  # in place of a third-party value that was there at the first look
 
 _REPLACED, _REGISTERED, _AGAIN = "was replaced", "was registered", "was registered again"
 # These do not determine the new behaviour.
@@ -106,29 +104,17 @@ class Override(NamedTuple):
 # -- containers
 
 
-class Container:
-    """A container of torch, and its original content."""
+class Copied:
+    """A container of torch with its original content, by name."""
 
-    def __init__(self, place: str, inside: Collection[object]) -> None:
-        self.place = place
-        self.inside = inside
-        self.first: dict[object, object] = {}  # the original content, by name
-
-    def start(self, first: dict[object, object] | None) -> list[Override]:
-        """Begin with the known original content, or with values that look like torch's."""
-        if first is not None:
-            self.first = first
-            return self.compare()
-        self.first, found = internals.by_name(self.inside), []
-        for name, value in [*self.first.items()]:
-            if self.is_suspect(name, value):
-                found.append(self._override(name, unwrap_patch(value)))
-                self.first[name] = _UNKNOWN
-        return found
+    def __init__(self, copy: Copy) -> None:
+        self.place, self.inside, self.first = copy.place, copy.inside, copy.content
+        self._module, self._listed_as = copy.module, LISTED.get(copy.place)
+        self._form = "{}.{}" if copy.home is None else "{}[{}]"
 
     def compare(self) -> list[Override]:
         """Return the values that now replace torch's own."""
-        now, found = internals.by_name(self.inside), []
+        now, changes = items_of(self.inside), []
         if are_identical(now.values(), self.first.values()) and list(now) == list(self.first):
             return []
         for name in {**self.first, **now}:
@@ -137,22 +123,19 @@ class Container:
                 continue
             new = unwrap_patch(new)
             if self.is_override(name, unwrap_patch(old), new):
-                found.append(self._override(name, new))
-        return found
-
-    def settled(self) -> dict[object, object]:
-        """Return the known original content, without numbers that torch changes at run time."""
-        return {name: value for name, value in self.first.items() if value is not _UNKNOWN}
-
-    def _override(self, name: object, value: object) -> Override:
-        return Override(f"{self.place}.{name}", value)
+                changes.append(Override(self._form.format(self.place, name), new))
+        return changes
 
     def is_suspect(self, name: object, value: object) -> bool:
         """Return True for a value at the first look that is not torch's."""
-        return is_third_party(value)
+        raise NotImplementedError
 
     def is_override(self, name: object, old: object, new: object) -> bool:
         raise NotImplementedError
+
+    def is_state(self, name: object) -> bool:
+        """Return True if torch's own code assigns to it."""
+        return False
 
 
 def _without_hooks(value: object) -> object:
@@ -162,16 +145,8 @@ def _without_hooks(value: object) -> object:
     return id(unwrap_patch(value))
 
 
-class Namespace(Container):
+class Namespace(Copied):
     """A module or a class."""
-
-    inside: Mapping[str, object]
-
-    def __init__(self, place: str, module: str, inside: Mapping[str, object]) -> None:
-        super().__init__(place.replace(":", "."), inside)
-        self.module = module
-        self.makes_code = internals.makes_code(module)
-        self._listed_as = place if place in _LISTED else ""
 
     def is_suspect(self, name: object, value: object) -> bool:
         return type(value) not in SCALARS and is_third_party(unwrap_patch(value), surveyed=True)
@@ -179,44 +154,36 @@ class Namespace(Container):
     def is_override(self, name: object, old: object, new: object) -> bool:
         if str(name).startswith(_DYNAMOS) or (self._listed_as and name in internals.NOT_COMPILED):
             return False
+        makes_code = self._module in _s3cache_process.modules
         if old is ABSENT:
-            if self._listed_as and internals.is_shadowed(self._listed_as, str(name)):
+            if self._listed_as and internals.is_shadowed(*self._listed_as, str(name)):
                 return True
-            is_in_class = self.place != self.module  # then it hides the names of bases
-            return self.makes_code and (
+            is_in_class = self.place != self._module  # then it hides the names of bases
+            return makes_code and (
                 is_third_party(new) or (is_in_class and self._is_changed_value(name, old, new))
             )
         if new is ABSENT:
             return bool(self._listed_as) and is_code(old)
-        codes = [is_code(each) or self._is_module(each) for each in (old, new)]
+        codes = [
+            is_code(value) or (makes_code and isinstance(value, types.ModuleType))
+            for value in (old, new)
+        ]
         if all(codes):
             return not _is_same_code(old, new)
-        if is_third_party(new) or self.module in _PYTHON or (self._listed_as and any(codes)):
+        if is_third_party(new) or self._module in _PYTHON or (self._listed_as and any(codes)):
             return True
-        return self.makes_code and self._is_changed_value(name, old, new)
-
-    def _is_module(self, value: object) -> bool:
-        return self.makes_code and isinstance(value, types.ModuleType)
+        return makes_code and self._is_changed_value(name, old, new)
 
     def _is_changed_value(self, name: object, old: object, new: object) -> bool:
         """Return True if a program, not torch, has set another number, text or table."""
         kinds = kinds_of_values()
         if str(name).startswith("__") or (type(old) not in kinds and type(new) not in kinds):
             return False
-        return not is_same_value(old, new) and not self._is_state(name)
+        return not is_same_value(old, new) and not self.is_state(name)
 
-    def _is_state(self, name: object) -> bool:
-        """Return True if torch's own code assigns to it."""
-        codes = _codes_in(self.inside, vars(sys.modules[self.module]))
+    def is_state(self, name: object) -> bool:
+        codes = _codes_in(self.inside, vars(sys.modules[self._module]))
         return any(assigns(code, str(name)) for code in codes)
-
-    def settled(self) -> dict[object, object]:
-        # Other values of torch are the same in every process at this point.
-        return {
-            name: value
-            for name, value in super().settled().items()
-            if type(value) not in (int, float) or not self._is_state(name)
-        }
 
 
 def _codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
@@ -252,27 +219,20 @@ def _own_name(value: object) -> str | None:
     return None if "<" in name or third_party_parts(value) else name
 
 
-class Table(Container):
+class Table(Copied):
     """A dictionary, list or set of functions, operators and constants."""
-
-    def __init__(self, place: str, inside: Collection[object], *, is_listed: bool = False) -> None:
-        super().__init__(place, inside)
-        self._is_listed = is_listed
-
-    def _override(self, name: object, value: object) -> Override:
-        return Override(f"{self.place}[{name}]", value)
 
     def is_suspect(self, name: object, value: object) -> bool:
         is_own = self.place.startswith(internals.DECOMPOSITIONS) and is_third_party_operator(name)
         return not is_own and is_third_party(value)
 
     def compare(self) -> list[Override]:
-        found = super().compare()
-        if not self._is_listed and type(self.inside) not in (list, set):
-            there = [name for name in internals.by_name(self.inside) if name in self.first]
+        changes = super().compare()
+        if not self._listed_as and type(self.inside) not in (list, set):
+            there = [name for name in items_of(self.inside) if name in self.first]
             if there != [name for name in self.first if name in there]:
-                found.append(Override(f"{self.place}[in another order]", there))
-        return found
+                changes.append(Override(f"{self.place}[in another order]", there))
+        return changes
 
     def is_override(self, name: object, old: object, new: object) -> bool:
         if is_same_value(old, new) or (is_code(old) and is_code(new) and _is_same_code(old, new)):
@@ -285,66 +245,63 @@ class Table(Container):
             return True
         # At run time torch adds its own operators and functions, but no new numbers.
         everything = (name, new, *self.first, *self.first.values())
-        return not self._is_listed and all(
+        return not self._listed_as and all(
             isinstance(value, SCALARS) or internals.is_dtype(value) for value in everything
         )
 
 
-class Operators(Container):
+class Operators:
     """A dictionary of operators: a namespace has operators, an operator has overloads.
 
     torch adds them at their first use.
     """
 
-    inside: dict[str, object]
-
     def __init__(self, inside: dict[str, object], surface: Surface) -> None:
-        super().__init__("torch.ops", inside)
-        self._surface = surface
+        self._inside, self._surface = inside, surface
+        self._first: dict[object, object] = {}
 
     def compare(self) -> list[Override]:
-        first, found = self.first, []
-        for name in [*first.keys() - self.inside.keys(), *list(self.inside)]:
-            old, new = first.get(name, ABSENT), self.inside.get(cast("str", name), ABSENT)
+        first, changes = self._first, []
+        for name in [*first.keys() - self._inside.keys(), *list(self._inside)]:
+            old, new = first.get(name, ABSENT), self._inside.get(cast("str", name), ABSENT)
             if old is new:
                 continue
-            whole = internals.full_name_there(self.inside, str(name))
+            whole = internals.full_name_there(self._inside, str(name))
             override = Override(f"torch.ops.{whole}".replace("::", "."), new)
             kind = internals.kind_of_operator(new)
             if old is not ABSENT and is_torch_operator(old):
-                found.append(override)
+                changes.append(override)
             elif kind and internals.full_name(new) == whole:
                 first[name] = new
                 self._surface.watch_operator(new, kind)
             elif old is not ABSENT:
                 del first[name]
-            elif kind or internals.is_place_of_operator(self.inside, str(name)):
-                found += [override] if is_torch_operator(whole) else []
-        return found
+            elif kind or internals.is_place_of_operator(self._inside, str(name)):
+                changes += [override] if is_torch_operator(whole) else []
+        return changes
 
 
-class Rules(Container):
+class Rules:
     """The rules of an operator, given by `py_impl` or written into its tables."""
 
-    def __init__(self, operator: Operator, tables: list[dict[object, object]]) -> None:
-        super().__init__(f"{operator} for ", tables)
+    def __init__(self, operator: Operator, *, are_trusted: bool) -> None:
         self._operator = operator
-        self._firsts: list[dict[object, object]] = [{} for _ in tables]
+        self._firsts = [
+            {key: rule for key, rule in table.items() if are_trusted or not is_third_party(rule)}
+            for table in internals.tables_of(operator)
+        ]
 
-    def look(self, is_torchs: Callable[[object], bool]) -> list[Override]:
-        """Compare the rules; keep new ones of torch."""
-        found = []
+    def compare(self) -> list[Override]:
+        """Return rules that are not torch's; keep new ones that are."""
+        changes = []
         for first, table in zip(self._firsts, internals.tables_of(self._operator), strict=True):
             for key in {**first, **table}:
                 old, new = first.get(key, ABSENT), table.get(key, ABSENT)
-                if old is ABSENT and is_torchs(new):
+                if old is ABSENT and self._is_torchs(new):
                     first[key] = new
                 elif new is not old:
-                    found.append(Override(f"{self.place}{key}", new, _REGISTERED))
-        return found if is_torch_operator(self._operator) else []
-
-    def compare(self) -> list[Override]:
-        return self.look(self._is_torchs)
+                    changes.append(Override(f"{self._operator} for {key}", new, _REGISTERED))
+        return changes if changes and is_torch_operator(self._operator) else []
 
     def _is_torchs(self, rule: object) -> bool:
         """Return True for a function with the name of the operator, as torch's own have."""
@@ -355,156 +312,111 @@ class Rules(Container):
         return is_named and not is_third_party(rule)
 
 
+Container: TypeAlias = Copied | Operators | Rules
+
+
 class Surface:
     """All containers and functions of torch that exist so far."""
 
     def __init__(self) -> None:
         self._containers: Snapshot[Container] = Snapshot(internals.dict_version.get)
         self._overrides: dict[int, list[Override]] = {}  # by the id of a container
-        self._listed: set[str] = set()
-        self._present: dict[str, int] = {}  # ids of all modules at the last look, by name
-        self._modules: dict[str, types.ModuleType] = {}  # modules that generate code
+        self._count = 0  # of copies that were examined
+        self._empty: list[Copy] = []  # tables, until another module of torch fills them
         self._seen: set[int] = set()  # ids of tables, which are kept alive
-        self._empty: dict[str, tuple[Collection[object], int]] = {}  # empty tables, by place
-        self._is_trusted = False  # whether operators that exist now are torch's
-        #: Content at the first look of unknown origin: digests of modules, classes and tables, and
-        #: values in tables, by place.
+        self._constants: set[int] = set()  # ids of tables that only have constants
+        self._are_trusted = False  # whether operators that exist now are torch's
+        #: Digests of modules, classes and tables of which the original content is not known.
         self.unknown: dict[str, str] = {}
 
     def overrides(self) -> list[Override]:
         """Return replacements of torch's names, and additions to its tables."""
-        self._watch()
+        _s3cache_process.copy_torch(is_original=False)
+        self._seen.add(id(internals.side_effectful.get()))  # a registry with a separate check
+        copies = [*_s3cache_process.copies.values()]
+        # A table that is listed may have other names, too.
+        new = sorted(copies[self._count :], key=lambda copy: copy.place not in LISTED)
+        empty = [copy for copy in self._empty if not copy.content or not self._begin(copy)]
+        self._empty = empty + [copy for copy in new if not self._begin(copy)]
+        self._count = len(copies)
         for container in self._containers.changed():
             self._overrides[id(container)] = container.compare()
-        found = list(itertools.chain.from_iterable(self._overrides.values()))
-        if not all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):
-            for name, module in self._modules.items():
+        changes = list(itertools.chain.from_iterable(self._overrides.values()))
+        modules = _s3cache_process.modules
+        if not all(map(is_, map(sys.modules.get, modules), modules.values())):
+            for name, module in modules.items():
                 if (now := sys.modules.get(name, module)) is not module:
-                    found.append(Override(name, now, _AS_A_WHOLE))
+                    changes.append(Override(name, now, _AS_A_WHOLE))
         for function in FUNCTIONS.changed():
             module_name = function.__globals__.get("__name__")
-            found.append(Override(f"{module_name}.{function.__qualname__}", function, _ALTERED))
-        return found
+            changes.append(Override(f"{module_name}.{function.__qualname__}", function, _ALTERED))
+        return changes
 
-    def _watch(self) -> None:
-        """Begin with the modules of torch that are imported so far."""
-        for place in _LISTED:
-            self._watch_listed(place)
-        for place, (table, depth) in [*self._empty.items()]:
-            if _s3cache_process.baseline.get(place):
-                del self._empty[place]
-                self._add_constants(place, table, depth)
-        self._seen.add(id(internals.side_effectful.get()))  # a registry with a separate check
-        for name, module in sys.modules.copy().items():
-            if self._present.get(name) == id(module):
-                continue
-            if name != internals.COMPILER and _is_starting(module):  # the compiler has run
-                continue
-            if name not in self._modules and type(module) is types.ModuleType:
-                # Code that Inductor generated has such module names, too.
-                file = getattr(module, "__file__", None) if internals.makes_code(name) else None
-                if isinstance(file, str) and file.startswith(internals.torch_directory()):
-                    self._watch_module(name, module)
-            self._present[name] = id(module)  # last, in case something fails before
+    def _begin(self, copy: Copy) -> bool:
+        """Begin with a container, but not with a cache or a registry; return False if it is empty.
 
-    def _watch_listed(self, place: str) -> None:
-        module, _, name = place.partition(":")
-        there = None if place in self._listed else internals.contents(place)
-        if there is None or _is_starting(sys.modules.get(module)):
-            return
-        if internals.makes_code(module) and not name:
-            return  # watched with the other modules
-        if name and isinstance(there, dict):
-            self._add(Table(place, there, is_listed=True), place)
-        else:
-            self._add(Namespace(place, module, cast("Mapping[str, object]", there)), place)
-        self._listed.add(place)
-        self._seen.add(id(there))
+        Objects in a table make it one.
+        """
+        if copy.home is None:
+            self._watch(Namespace(copy), copy)
+            return True
+        is_listed = copy.place in LISTED
+        if not (is_listed or copy.content or copy.inside):
+            return False
+        is_inside = copy.home.home is None or id(copy.home.inside) in self._constants
+        content = copy.content or items_of(copy.inside)
+        items = (*content, *content.values())
+        if id(copy.inside) not in self._seen and (
+            is_listed or (is_inside and all(map(is_constant, items)))
+        ):
+            self._watch(Table(copy), copy)
+            self._seen.add(id(copy.inside))
+            self._constants |= set() if is_listed else {id(copy.inside)}
+        return True
 
-    def _watch_module(self, name: str, module: types.ModuleType) -> None:
-        members = vars(module)
-        self._add(Namespace(name, name, members), name)
-        for attribute, value in list(members.items()):
-            place = f"{name}.{attribute}"
-            is_here = isinstance(value, type) and value.__module__ == name
-            if is_here and place != internals.EXCHANGED:
-                self._add(Namespace(place, name, vars(value)), place)
-        self._modules[name] = module
-
-    def _add(self, container: Container, place: str) -> None:
+    def _watch(self, container: Copied, copy: Copy) -> None:
         inside = container.inside
         if type(inside) is internals.ordered_set.get():
             inside = internals.inside_of_ordered_set(inside)
         self._containers.add(container, inside)  # first, so that no write is missed
-        first = _s3cache_process.baseline.get(place.replace(":", "."))
-        found = container.start(first)
-        if first is None:
-            self.unknown[place] = digest_of(container.settled())
-        elif isinstance(container, Table) and all(is_plain(each.value) for each in found):
-            # Other modules of torch fill some tables during their import.
-            self.unknown.update((each.place, repr(each.value)) for each in found)
-            container.first, found = internals.by_name(container.inside), []
-        self._overrides[id(container)] = found
+        if not copy.is_original:
+            first = container.first
+            suspects = [name for name in first if container.is_suspect(name, first[name])]
+            first.update(dict.fromkeys(suspects, _UNKNOWN))
+            # Other values of torch are the same in every process at this point.
+            settled = {
+                name: value
+                for name, value in first.items()
+                if value is not _UNKNOWN
+                if type(value) not in (int, float) or not container.is_state(name)
+            }
+            self.unknown[copy.place] = digest_of(settled)
+        self._overrides[id(container)] = container.compare()
         FUNCTIONS.add(container.first.values())
-        if isinstance(container, Namespace) and container.makes_code:
-            for name, value in container.first.items():
-                if type(value) in kinds_of_tables() and not str(name).startswith("__"):
-                    table = cast("Collection[object]", value)
-                    self._add_constants(f"{container.place}.{name}", table)
 
-    def _add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
-        """Begin with a table, unless objects in it make it a cache or a registry."""
-        if id(table) in self._seen or depth > _s3cache_process.MAX_DEPTH:
-            return
-        if not table:
-            self._empty[place] = (table, depth)  # until another module of torch fills it
-            return
-        inside = internals.by_name(table)
-        if not all(map(is_constant, (*inside, *inside.values()))):
-            return
-        self._add(Table(place, table), place)
-        self._seen.add(id(table))
-        for name, value in inside.items():
-            if type(value) in kinds_of_tables():
-                inner = cast("Collection[object]", value)
-                self._add_constants(f"{place}[{name}]", inner, depth + 1)
-
-    def watch_operators(self, *, trusted: bool) -> None:
-        """Begin with the operators that exist so far, which may be ``trusted``, and later ones."""
+    def watch_operators(self, *, are_trusted: bool) -> None:
+        """Begin with the operators that exist so far, which may be trusted, and later ones."""
         import torch
 
-        self._is_trusted = trusted
-        self._watch_operators(vars(torch.ops))
-        self._watch_operators(internals.higher_order_operators.get())
-        self._is_trusted = False
-
-    def _watch_operators(self, inside: dict[str, object]) -> None:
-        if id(inside) not in self._seen:
-            self._seen.add(id(inside))
-            container = Operators(inside, self)
-            self._containers.add(container, inside)
-            self._overrides[id(container)] = container.compare()
+        self._are_trusted = are_trusted
+        for inside in (vars(torch.ops), internals.higher_order_operators.get()):
+            self._watch_once(Operators(inside, self), inside)
+        self._are_trusted = False
 
     def watch_operator(self, value: object, kind: str) -> None:
         """Begin with a namespace, the overloads of an operator, or the rules of an overload."""
         if kind in ("namespace", "packet"):
-            self._watch_operators(vars(value))
-            return
-        tables = internals.tables_of(cast("Operator", value))
+            self._watch_once(Operators(vars(value), self), vars(value))
+        else:
+            operator = cast("Operator", value)
+            rules = Rules(operator, are_trusted=self._are_trusted)
+            self._watch_once(rules, *internals.tables_of(operator))
+
+    def _watch_once(self, container: Container, *tables: dict[Any, object]) -> None:
         if id(tables[0]) not in self._seen:
             self._seen.add(id(tables[0]))
-            container = Rules(value, tables)
             self._containers.add(container, *tables)
-            trusted = self._is_trusted
-            if any(tables):
-                self._overrides[id(container)] = container.look(
-                    lambda rule: trusted or not is_third_party(rule)
-                )
-
-
-def _is_starting(module: types.ModuleType | None) -> bool:
-    """Return True if the code of a module has not run to its end yet."""
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+            self._overrides[id(container)] = container.compare()
 
 
 # -- Inductor's registries
@@ -597,7 +509,7 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
     if early:
         _s3cache_process.take_baseline()
     _s3cache_process.note_imports()
-    _surface.watch_operators(trusted=early)
+    _surface.watch_operators(are_trusted=early)
     if internals.COMPILER in sys.modules:
         return lambda: None
     CALLS.begin()
@@ -627,26 +539,20 @@ def all_overrides(*, again: bool = True) -> list[Override]:
     global _last
     context = internals.current_tracing_context.get()()
     if again or _last is None or context is None or _last[0]() is not context:
-        found = _surface.overrides()
-        _last = None if context is None else (weakref.ref(context), found)
+        changes = _surface.overrides()
+        _last = None if context is None else (weakref.ref(context), changes)
     else:
-        found = _last[1]
-    rules = (*replaced_kernels().items(), *third_party_fakes())
-    return [
-        *found,
-        *_stale_decompositions(),
-        *(Override(where, function, _AGAIN) for where, function in rules),
-        *registered_overrides(),
-    ]
-
-
-def _stale_decompositions() -> Iterator[Override]:
-    """Yield tables that changed after torch copied them: torch uses its copies."""
+        changes = _last[1]
+    rules = [*replaced_kernels().items(), *third_party_fakes()]
+    # Tables that changed after torch copied them: torch uses its copies.
     now, fresh = internals.stale_decompositions()
     for name in now.keys() | fresh.keys():
-        is_changed = now.get(name, ABSENT) is not fresh.get(name, ABSENT)
-        if is_changed and not (name in fresh and is_third_party_operator(name)):
-            yield Override(f"remembered {name}", now.get(name, ABSENT), _AGAIN)
+        rule = now.get(name, ABSENT)
+        is_others = name in fresh and is_third_party_operator(name)
+        if rule is not fresh.get(name, ABSENT) and not is_others:
+            rules.append((f"remembered {name}", rule))
+    registered = [Override(where, function, _AGAIN) for where, function in rules]
+    return [*changes, *registered, *registered_overrides()]
 
 
 def overrides(
@@ -659,11 +565,11 @@ def overrides(
     lines: list[str] = []
     refused: list[tuple[Override, UnidentifiedError]] = []
     try:
-        found = all_overrides(again=again)
+        changes = all_overrides(again=again)
     except UnidentifiedError as exc:
         return [BypassReason("generator", str(exc), "put torch's own back")]
-    CALLS.check_present(override.value for override in found)
-    for override in found:
+    CALLS.check_present(override.value for override in changes)
+    for override in changes:
         try:
             lines.append(f"{override.place}={_text(override, registered, traced=traced)}")
         except UnidentifiedError as exc:
@@ -708,9 +614,8 @@ def _is_torchs(value: object) -> bool:
     """Return True for torch's own functions and operators, for constants, and for nothing."""
     if internals.is_operator(value):
         return is_torch_operator(value)
-    if value is ABSENT or is_plain(value):
-        return True
-    return is_code(value) and all(origin_of(part).kind == "torch" for part in parts_of(value))
+    is_torchs = is_code(value) and all(origin_of(part).kind == "torch" for part in parts_of(value))
+    return value is ABSENT or is_plain(value) or is_torchs
 
 
 def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[BypassReason]:

@@ -54,10 +54,21 @@ def bypass_reasons(
     if internals.has_frozen_params.get()(gm):
         message = "the graph contains the values of frozen parameters"
         reasons.append(BypassReason("frozen-parameters", message))
-    checker = SafetyChecker(registered_version)
+    reasons += node_reasons(gm, registered_version)
     for name, module in graph_modules(gm):
-        reasons += checker.node_reasons(module, name)
-        reasons += checker.context_reasons(module, name)
+        context_fn = (module.meta or {}).get(internals.CHECKPOINT_CONTEXT)
+        try:
+            if context_fn is not None:
+                context_hash(context_fn, registered_version)
+        except UnidentifiedError as exc:
+            message = f"a selective-checkpoint context_fn has no cache_hash, and {exc}"
+            fix = (
+                "give context_fn (or the functools.partial) an attribute cache_hash that "
+                "changes with what it does"
+            )
+            target = qualified_name(context_fn)
+            code: Code = "checkpoint-context"
+            reasons.append(BypassReason(code, message, fix, target=target, module=name))
     reasons += _input_reasons(inputs)
     if reasons:
         with contextlib.suppress(Exception):
@@ -77,10 +88,7 @@ def fx_bypass_reasons(gm: GraphModule, registered_version: RegisteredVersion) ->
     not matter here. Nor do values of frozen parameters: on a hit they come from the program.
     """
     reasons = [reason for reason in pass_reasons(registered_version) if reason.blocks_fx_level]
-    checker = SafetyChecker(registered_version)
-    for name, module in graph_modules(gm):
-        reasons += checker.node_reasons(module, name)
-    return reasons
+    return [*reasons, *node_reasons(gm, registered_version)]
 
 
 # -- the process
@@ -118,75 +126,58 @@ def process_bypass_reasons() -> Iterator[BypassReason]:
 _Found: TypeAlias = "tuple[Code, str, str, str] | None"
 
 
-class SafetyChecker:
-    """Checks the nodes of graphs; reports each function and module once, at its first node."""
+def node_reasons(gm: GraphModule, registered_version: RegisteredVersion) -> Iterator[BypassReason]:
+    """Yield the reasons in the nodes of ``gm``, and of all graphs inside it.
 
-    def __init__(self, registered_version: RegisteredVersion) -> None:
-        self._registered_version = registered_version
-        self._seen: set[object] = set()
+    Each function and module is reported once, at its first node.
+    """
+    seen: set[object] = set()
 
-    def node_reasons(self, gm: GraphModule, module: str) -> Iterator[BypassReason]:
-        """Yield the reasons in one graph, with the name ``module``."""
-        for node in gm.graph.nodes:
+    def is_known(target: object) -> bool:
+        if target in seen:
+            return True
+        seen.add(target)
+        return registered_version(target) is not None
+
+    for name, module in graph_modules(gm):
+        for node in module.graph.nodes:
+            finding: _Found = None
             if node.op == "call_function":
-                found = self._function(node)
+                is_hashed = node.meta.get(internals.WRAPPED) and node.meta.get(
+                    internals.WRAPPED_HASH
+                )
+                finding = None if is_hashed or is_known(node.target) else _function(node.target)
             elif node.op == "call_method":
-                found = _method(node)
+                finding = _method(node)
             elif node.op == "call_module":
-                found = self._module(type(gm.get_submodule(str(node.target))))
-            elif node.op in ("placeholder", "get_attr", "output"):
-                continue
-            else:
+                kind = type(module.get_submodule(str(node.target)))
+                finding = None if is_known(kind) else _module(kind)
+            elif node.op not in ("placeholder", "get_attr", "output"):
                 message = f"nodes of kind {node.op!r} are not known"
-                found = "node-kind", message, "report it", str(node.target)
-            if found is not None:
-                code, message, fix, target = found
-                yield BypassReason(code, message, fix, node.name, target, module)
+                finding = "node-kind", message, "report it", str(node.target)
+            if finding is not None:
+                code, message, fix, target = finding
+                yield BypassReason(code, message, fix, node.name, target, name)
 
-    def context_reasons(self, gm: GraphModule, module: str) -> Iterator[BypassReason]:
-        """Yield a reason if ``gm`` is a checkpointed region with a context that has no identity."""
-        context_fn = (gm.meta or {}).get(internals.CHECKPOINT_CONTEXT)
-        if context_fn is None:
-            return
-        try:
-            context_hash(context_fn, self._registered_version)
-        except UnidentifiedError as exc:
-            yield BypassReason(
-                "checkpoint-context",
-                f"a selective-checkpoint context_fn has no cache_hash, and {exc}",
-                "give context_fn (or the functools.partial) an attribute cache_hash that "
-                "changes with what it does",
-                target=qualified_name(context_fn),
-                module=module,
-            )
 
-    def _function(self, node: Node) -> _Found:
-        target = node.target
-        if node.meta.get(internals.WRAPPED) and node.meta.get(internals.WRAPPED_HASH):
-            return None
-        if target in self._seen:
-            return None
-        self._seen.add(target)
-        if self._registered_version(target) is not None or _is_safe_function(target):
-            return None
-        if internals.kind_of_operator(target) == "higher-order":
-            message = f"{target} says that it cannot be cached"
-            return "higher-order-op", message, OUTSIDE, str(target)
-        name = qualified_name(target)
-        message = f"calls {name}, which is not known to depend on its inputs alone"
-        return "function", message, suggested_fix(target, "if it does"), name
+def _function(target: Function[object] | str) -> _Found:
+    if _is_safe_function(target):
+        return None
+    if internals.kind_of_operator(target) == "higher-order":
+        return "higher-order-op", f"{target} says that it cannot be cached", OUTSIDE, str(target)
+    name = qualified_name(target)
+    message = f"calls {name}, which is not known to depend on its inputs alone"
+    return "function", message, suggested_fix(target, "if it does"), name
 
-    def _module(self, kind: type) -> _Found:
-        from torch.fx import GraphModule
 
-        if issubclass(kind, GraphModule) or kind.__module__.startswith("torch."):
-            return None
-        if kind in self._seen or self._registered_version(kind) is not None:
-            return None
-        self._seen.add(kind)
-        name = qualified_name(kind)
-        message = f"calls a {name} as a whole, and its code has no identity"
-        return "module", message, suggested_fix(kind, "or let Dynamo trace it"), name
+def _module(kind: type) -> _Found:
+    from torch.fx import GraphModule
+
+    if issubclass(kind, GraphModule) or kind.__module__.startswith("torch."):
+        return None
+    name = qualified_name(kind)
+    message = f"calls a {name} as a whole, and its code has no identity"
+    return "module", message, suggested_fix(kind, "or let Dynamo trace it"), name
 
 
 def _method(node: Node) -> _Found:

@@ -223,8 +223,7 @@ def replaced_kernels() -> dict[str, object]:
     registered it.
     """
     present = internals.python_kernels.get()
-    baseline = _s3cache_process.baseline.get(_s3cache_process.KERNELS, {})
-    new = present - baseline.keys() if _recorded.is_complete else set(present)
+    new = present - _s3cache_process.kernels if _recorded.is_complete else set(present)
     seen = present & _recorded.kernels.keys()
     state = _recorded.count, seen, new
     if _recorded.last is None or _recorded.last[0] != state:
@@ -232,17 +231,17 @@ def replaced_kernels() -> dict[str, object]:
         _recorded.paths = {
             where: paths[where] if where in paths else _path_of_others(where) for where in new
         }
-        kernels = {where: _replaced_kernel(where) for where in sorted(seen | new)}
-        _recorded.last = state, {where: kernel for where, kernel in kernels.items() if kernel}
+        kernels: dict[str, object] = {}
+        for where in sorted(seen | new):
+            function = _recorded.kernels.get(where)
+            is_known = function is not None and is_third_party_rule(
+                function, _formulas_in(function)
+            )
+            kernel = function if is_known else _recorded.paths.get(where)
+            if kernel and is_torch_operator(_operator_and_key(where)[0]):
+                kernels[where] = kernel
+        _recorded.last = state, kernels
     return _recorded.last[1]
-
-
-def _replaced_kernel(where: str) -> object:
-    """Return the kernel, or its file, if it is not torch's and the operator is."""
-    function = _recorded.kernels.get(where)
-    is_known = function is not None and is_third_party_rule(function, _formulas_in(function))
-    kernel = function if is_known else _recorded.paths.get(where)
-    return kernel if kernel and is_torch_operator(_operator_and_key(where)[0]) else None
 
 
 def _operator_and_key(where: str) -> tuple[str, str]:
@@ -257,15 +256,15 @@ def _formulas_in(value: object, depth: int = 0) -> Iterator[object]:
     if isinstance(value, types.FunctionType):
         inner = [content_of(cell) for cell in value.__closure__ or ()]
     elif isinstance(value, type):
-        inner = [each.__func__ for each in vars(value).values() if isinstance(each, staticmethod)]
+        inner = [part.__func__ for part in vars(value).values() if isinstance(part, staticmethod)]
     else:
         kinds = types.FunctionType, types.MethodType, partial
         inner = [
-            each for each in getattr(value, "__dict__", {}).values() if isinstance(each, kinds)
+            part for part in getattr(value, "__dict__", {}).values() if isinstance(part, kinds)
         ]
         yield from inner
-    for each in inner:
-        yield from _formulas_in(each, depth + 1)
+    for part in inner:
+        yield from _formulas_in(part, depth + 1)
 
 
 def third_party_fakes() -> Iterator[tuple[str, object]]:
@@ -354,10 +353,19 @@ def subclasses(
             texts.append(f"{name}: version {version}")
             continue
         versions = [(each, version_of(each)) for each in carried.values()]
-        unversioned = [each for each, version in versions if version is None]
-        code = next(_third_party_code(kind, unversioned), None)
-        if code is not None:
-            message = f"works on a {name}, and {code} takes part in tracing"
+        codes = ["its class"] if origin_of(kind).kind != "torch" else []
+        codes += [
+            f"{qualified_name(value)}, which it carries,"
+            for value, version in versions
+            if version is None
+        ]
+        codes += [
+            f"a rule for {operator}"
+            for operator, rule in internals.sharding_rules(kind)
+            if is_third_party_rule(rule, (getattr(rule, "func", None),))
+        ]
+        if codes:
+            message = f"works on a {name}, and {codes[0]} takes part in tracing"
             reasons.append(BypassReason("subclass", message, suggested_fix(kind), where, name))
             continue
         handlers = internals.sharding_handlers(kind)
@@ -365,17 +373,6 @@ def subclasses(
         words += sorted(f"version {version}" for _, version in versions)
         texts.append(f"{name}: {' '.join(words)}")
     return reasons or " ".join(sorted(texts))
-
-
-def _third_party_code(kind: type, unversioned: Iterable[object]) -> Iterator[str]:
-    """Yield the third-party code behind a subclass."""
-    if origin_of(kind).kind != "torch":
-        yield "its class"
-    for carried in unversioned:
-        yield f"{qualified_name(carried)}, which it carries,"
-    for operator, rule in internals.sharding_rules(kind):
-        if is_third_party_rule(rule, (getattr(rule, "func", None),)):
-            yield f"a rule for {operator}"
 
 
 def _subclasses_in(
@@ -392,11 +389,11 @@ def _subclasses_in(
             result = node.meta.get("example_value")
             results = result if isinstance(result, (list, tuple)) else (result,)
             values += [(node.name, value) for value in results]
-    found: dict[type, tuple[str, dict[int, object]]] = {}
+    kinds: dict[type, tuple[str, dict[int, object]]] = {}
     for where, value in values:
         for kind, carried in _kinds(value):
-            found.setdefault(kind, (where, {}))[1].update((id(each), each) for each in carried)
-    return found
+            kinds.setdefault(kind, (where, {}))[1].update((id(each), each) for each in carried)
+    return kinds
 
 
 def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
@@ -461,17 +458,17 @@ def context_hashes(gm: GraphModule, registered_version: RegisteredVersion) -> li
 
 
 def compilers_component(
-    given: Mapping[str, object], registered_version: RegisteredVersion
+    arguments: Mapping[str, object], registered_version: RegisteredVersion
 ) -> Finding:
     """Return how the compilers of a graph differ from Inductor; a reason if they are not torch's.
 
-    ``given`` has the compilers by name of the argument; a dict is a table of decompositions.
+    ``arguments`` has the compilers by name; a dict is a table of decompositions.
     """
-    if not given:
+    if not arguments:
         return None
-    by_inductor = "inner_compile" in given
+    by_inductor = "inner_compile" in arguments
     words = [] if by_inductor else ["not by Inductor"]
-    for name, value in sorted(given.items()):
+    for name, value in sorted(arguments.items()):
         try:
             if name == "decompositions":
                 text = table_text(cast("Mapping[object, object]", value or {}), registered_version)

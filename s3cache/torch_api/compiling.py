@@ -339,7 +339,7 @@ def _plain_text(value: object) -> str | None:
 # -- operators
 
 #: The table of functions that are called in place of operators on fake tensors.
-FAKE_RULES = "torch._subclasses.fake_impls:op_implementations_dict"
+FAKE_RULES = "torch._subclasses.fake_impls.op_implementations_dict"
 
 
 def is_decomposed_first(operator: Any) -> bool:

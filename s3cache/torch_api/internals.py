@@ -12,7 +12,6 @@ from typing import Final
 from _s3cache_process import CODE_CACHES as CODE_CACHES
 from _s3cache_process import COMPILER as COMPILER
 from _s3cache_process import TRITON as TRITON
-from _s3cache_process import makes_code as makes_code
 from s3cache.torch_api import AnyFunction, Release, installed_release, installed_version
 from s3cache.torch_api.compiling import *
 from s3cache.torch_api.lookups import *

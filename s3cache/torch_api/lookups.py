@@ -127,25 +127,7 @@ def name_in_code(function: object) -> str | None:
     return names.qualified_name.get()(function) if names.is_from_torch.get()(function) else None
 
 
-#: A class into which torch puts the code of every graph that it loads.
-EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
-
-
 # -- namespaces and tables
-
-#: Namespaces in which programs may replace functions, besides ``IMPORT_POINTS``: those
-#: that are imported with the compiler.
-LATER_PLACES = (
-    "torch._inductor.decomposition:decompositions",
-    "torch._inductor.decomposition:extra_random_decomps",
-    "torch._inductor.lowering:lowerings",
-    "torch._inductor.lowering:user_lowerings",
-    "torch._inductor.lowering:_maybe_layout_constraints",
-    "torch._higher_order_ops.utils:registered_hop_fake_fns",
-    "torch._subclasses.fake_tensor:_DISPATCH_META_HANDLERS",
-    "torch._inductor.decomposition",
-    "torch._inductor.lowering",
-)
 
 #: Names that are not used during a compile; programs often replace them.
 NOT_COMPILED = frozenset(
@@ -156,18 +138,8 @@ NOT_COMPILED = frozenset(
 )
 
 
-def contents(place: str) -> Mapping[object, object] | None:
-    """Return the current content of a namespace, class or table; ``None`` until it is imported."""
-    module, _, name = place.partition(":")
-    found: Any = sys.modules.get(module)
-    if name:
-        found = getattr(found, name, None)
-    return found if found is None or isinstance(found, dict) else vars(found)
-
-
-def is_shadowed(place: str, name: str) -> bool:
-    """Return whether torch would find another ``name`` if this namespace did not have it."""
-    module, _, kind = place.partition(":")
+def is_shadowed(module: str, kind: str, name: str) -> bool:
+    """Return whether torch would find another ``name`` if a module or its class did not have it."""
     if kind:
         bases = getattr(sys.modules[module], kind).__mro__[1:]
         return any(name in vars(base) for base in bases)
@@ -241,17 +213,6 @@ def tables_of(value: Operator) -> list[dict[object, object]]:
 def inside_of_ordered_set(value: Collection[object]) -> dict[object, None]:
     """Return the dictionary inside an ordered set: its keys are the items."""
     return cast("dict[object, None]", value._dict)  # type: ignore[attr-defined]
-
-
-def by_name(inside: Collection[object]) -> dict[object, object]:
-    """Return the items of a container by key or index, or by the item itself."""
-    if isinstance(inside, Mapping):
-        return dict(inside)
-    if isinstance(inside, (list, tuple)):
-        return dict(enumerate(inside))
-    if type(inside) is names.ordered_set.get():
-        inside = inside_of_ordered_set(inside)  # faster than iterating over the set
-    return {each: each for each in list(inside)}
 
 
 def is_dtype(value: object) -> bool:
