@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from s3cache.seam import Feature
-from s3cache.util.options import INERT_DEVICE, choice, option
+from s3cache.util.options import INERT_DEVICE, choice, count, option
 from s3cache.util.text import counted
 
 #: The prefix of keys of frames; keys of graphs differ.
 KEYS = "r"
 
-Recall: TypeAlias = Literal["off", "check", "on"]
+Recall: TypeAlias = Literal["off", "check", "on", "auto"]
 #: Why a frame cannot be recalled: ``docs/recall.md`` has a section on each.
 RecallReason: TypeAlias = Literal[
     "aliasing",
@@ -50,22 +50,28 @@ class RecallOptions:
     """The options of recall."""
 
     recall: Recall = option("off", choice(*get_args(Recall)))
+    recall_canary: int = option(50, count())
 
 
 def _in_words(counts: Mapping[str, float]) -> str:
     """Return ``2 frames recalled, 1 traced``, and the refused or compared frames."""
     if not any(counts.values()):
         return ""
-    refused = {name.partition(":")[2]: n for name, n in counts.items() if "refused:" in name}
-    names = ", ".join(f"{number} {code}" for code, number in sorted(refused.items()))
+    refused, held_back = _by_code(counts, "refused"), _by_code(counts, "held_back")
     parts = [
         f"{counted(int(counts['recalled']), 'frame')} recalled",
         f"{counts['traced']} traced",
-        refused and f"{counts['refused']} refused ({names})",
+        held_back and f"{counts['held_back']} of them fitted ({held_back})",
+        refused and f"{counts['refused']} refused ({refused})",
         counts["agreed"] and f"{counts['agreed']} agreed",
         counts["disagreed"] and f"{counts['disagreed']} disagreed",
     ]
     return ", ".join(str(part) for part in parts if part)
+
+
+def _by_code(counts: Mapping[str, float], name: str) -> str:
+    codes = {code[len(name) + 1 :]: n for code, n in counts.items() if code.startswith(f"{name}:")}
+    return ", ".join(f"{number} {code}" for code, number in sorted(codes.items()))
 
 
 FEATURE = Feature(
@@ -77,7 +83,8 @@ FEATURE = Feature(
     page="recall.md",
     # ``recalled``: without a trace; ``traced``: by Dynamo; ``saved``; ``agreed``, ``disagreed``:
     # traces with the same result as recall, or another (``check``); ``refused``: by reason.
-    counts=("recalled", "traced", "saved", "agreed", "disagreed", "refused"),
+    # ``held_back``: fitted but not used, by reason.
+    counts=("recalled", "traced", "saved", "agreed", "disagreed", "refused", "held_back"),
     in_words=_in_words,
     # Frames may depend on computed values.
     is_used=lambda settings: settings.recall != "off" and not os.environ.get(INERT_DEVICE),

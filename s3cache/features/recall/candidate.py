@@ -12,7 +12,7 @@ import marshal
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -22,7 +22,9 @@ from s3cache.entries import LabelledKey
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 
-_KIND, _SECTION = "recall", "frame"
+#: The kind of the entries of recall.
+KIND: Final = "recall"
+_SECTION = "frame"
 _OF_ONE_KEY = frozenset({"TYPE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"})
 
 
@@ -51,6 +53,8 @@ class Candidate:
         dynamic: inputs with sizes that Dynamo remembers, by Dynamo's names.
         lowered: digests of the settings under which a backward would be lowered.
         outcome: a digest of the result of the trace, to compare two traces.
+        traces: each process that traced it: a random name, the time in seconds since 1970, and
+            the digest of the facts of its program.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -72,6 +76,7 @@ class Candidate:
     dynamic: list[Any] = field(default_factory=list)
     lowered: list[Any] = field(default_factory=list)
     outcome: bytes = b""
+    traces: list[Any] = field(default_factory=list)
 
     def takes_all_of(self, table: int) -> bool:
         """Return whether the frame reads a dictionary in other ways than by single keys."""
@@ -89,7 +94,7 @@ class Candidate:
         """Return a frame under ``key``."""
         content: bytes = msgpack.packb(asdict(self))
         return frame.encode(
-            kind=_KIND,
+            kind=KIND,
             key=str(key),
             variant=self.variant,
             schema=SCHEMA,
@@ -100,7 +105,12 @@ class Candidate:
     @property
     def variant(self) -> str:
         """A digest of reads and result, which tells candidates under one key apart."""
-        parts = [self.rows, self.reads, self.guards, self.sizes, self.expressions, self.outcome]
+        return hashlib.sha256(f"{self.condition} {self.outcome.hex()}".encode()).hexdigest()[:32]
+
+    @property
+    def condition(self) -> str:
+        """A digest of reads and guards: two results under one condition are a mistake."""
+        parts = [self.rows, self.reads, self.guards, self.sizes, self.expressions]
         return hashlib.sha256(msgpack.packb(parts)).hexdigest()[:32]
 
     @classmethod
@@ -111,7 +121,7 @@ class Candidate:
             CorruptError: the frame has another kind or schema, or is malformed.
         """
         try:
-            values = msgpack.unpackb(bytes(section_of(entry, _KIND, _SECTION)))
+            values = msgpack.unpackb(bytes(section_of(entry, KIND, _SECTION)))
             if set(values) != {each.name for each in fields(cls)}:
                 raise ValueError("other fields")
             return cls(**values)

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.recall import KEYS, RecallOptions, dynamo, names
-from s3cache.features.recall.candidate import Candidate, renamed, restored, unpacked
+from s3cache.features.recall.agreement import Agreement, buried_condition
+from s3cache.features.recall.candidate import KIND, Candidate, renamed, restored, unpacked
 from s3cache.features.recall.comparison import FrameComparison
 from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
 from s3cache.features.recall.guards import Builder, LateGuards
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 logger = logger_of("recall")
 
 _MAX_CANDIDATES = 16
+_WRITING = ("read-write", "write-only")
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
@@ -74,8 +76,12 @@ class _Call:
     compile_id: DynamoObject
     settings: str
     compiler: object
+    program: bytes  # the digest of the facts of this program
     began: float = field(default_factory=time.time)
     replaces: list[EntryFrame] = field(default_factory=list)  # with ``recache``
+    # Candidates that fit, with their entries; conditions under which results have differed.
+    fits: list[tuple[FrameComparison, EntryFrame]] = field(default_factory=list)
+    buried: set[str] = field(default_factory=set)
 
 
 class _OfThread(threading.local):
@@ -95,6 +101,7 @@ class Recall:
         self._is_ready = False
         self._patches = Patches()
         self._checks = engine.settings.of(RecallOptions).recall == "check"
+        self._agreement = Agreement(engine)
         # Code that resumes after a graph break, by its function: shared by all instances.
         self._resumes: weakref.WeakKeyDictionary[types.CodeType, dict[bytes, types.CodeType]] = (
             weakref.WeakKeyDictionary()
@@ -131,7 +138,7 @@ class Recall:
             self._thread.recording = outer
         self._counts.count("traced")
         with self._guarded("a frame is not kept for recall"):
-            self._keep(call, recording, result, found)
+            self._keep(call, recording, result)
         return result
 
     def _call(self, given: Mapping[str, DynamoObject]) -> _Call | None:
@@ -187,16 +194,22 @@ class Recall:
             "debug": bool(os.environ.get("TORCH_COMPILE_DEBUG")),
         }
         key = labelled_key(KEYS, parts.items())
-        return _Call(frame, key, state[0], given["compile_id"], settings, given["compiler_fn"])
+        program = self._agreement.look()
+        return _Call(
+            frame, key, state[0], given["compile_id"], settings, given["compiler_fn"], program
+        )
 
     def _find(self, call: _Call) -> FrameComparison | None:
-        """Return a candidate that matches the live objects, if there is one."""
+        """Return a candidate that matches the live objects and may be used, if there is one."""
         candidates: list[tuple[Candidate, EntryFrame, str]] = []
         differences: list[str] = []
         recache = self._engine.settings.recache
-        lookup = self._engine.candidates(call.key, "recall", replaced=True)
+        lookup = self._engine.candidates(call.key, KIND, replaced=True)
         for hit in lookup:
             try:
+                if condition := buried_condition(hit.entry):
+                    call.buried.add(condition)
+                    continue
                 candidates.append((Candidate.decode(hit.entry), hit.entry, hit.tier))
                 if not recache:
                     lookup.accept(hit)
@@ -204,8 +217,8 @@ class Recall:
                 lookup.reject(hit, exc)
             if len(candidates) >= _MAX_CANDIDATES:
                 break
-        for candidate, entry, tier in sorted(candidates, key=lambda each: each[0].wildcards):
-            if candidate.variant in self._unusable:
+        for candidate, entry, tier in sorted(candidates, key=lambda item: item[0].wildcards):
+            if candidate.variant in self._unusable or candidate.condition in call.buried:
                 continue
             try:
                 comparison = FrameComparison(candidate, call.frame)
@@ -213,13 +226,21 @@ class Recall:
                 logger.debug("a candidate for %s does not fit: %r", call.frame.code.co_name, exc)
                 differences.append(f"cannot be compared: {exc}")
                 continue
-            if not comparison.difference and recache:
+            if comparison.difference:
+                differences.append(comparison.difference)
+            elif recache:
                 call.replaces.append(entry)
-            elif not comparison.difference:
-                self._record_lookup(call, "hit", tier)
-                return comparison
-            logger.debug("a frame %s differs: %s", call.frame.code.co_name, comparison.difference)
-            differences.append(comparison.difference or "fits, and is replaced (recache)")
+                differences.append("fits, and is replaced (recache)")
+            else:
+                call.fits.append((comparison, entry))
+                objection = self._agreement.objection(candidate, call.program)
+                if objection is None:
+                    self._record_lookup(call, "hit", tier)
+                    return comparison
+                code, why = objection
+                self._counts.count("held_back", code)
+                differences.append(f"fits, but {why}")
+            logger.debug("a frame %s is traced: %s", call.frame.code.co_name, differences[-1])
         reason = Reason.FORCED if call.replaces else Reason.GUARD if candidates else Reason.ABSENT
         self._record_lookup(call, "miss", reason, differences)
         return None
@@ -307,10 +328,8 @@ class Recall:
 
         return make
 
-    def _keep(
-        self, call: _Call, recording: Recording, result: object, found: FrameComparison | None
-    ) -> None:
-        """Save what was recorded of a trace; in mode ``check``, compare it with ``found``."""
+    def _keep(self, call: _Call, recording: Recording, result: object) -> None:
+        """Compare a trace with the candidates that fit, and save what it adds."""
         code = dynamo.guarded_code(result)
         if code is None:  # Dynamo skips it, or runs it unchanged
             self._record("traced", call.frame.code, call.began)
@@ -325,24 +344,27 @@ class Recall:
             candidate = recording.finished(code, has_places="inputs.places" in components)
         except RefusedError as exc:
             self._refuse(exc, call.frame.code, call.began)
-            if found is not None and self._checks:
-                self._disagreed(call, f"it is refused now: {exc}")
+            self._disagreed(call, None, f"it is refused now: {exc}")
             return
         if candidate.graphs:
             candidate.lowered = self._settings(call)
-        if found is not None and self._checks:
-            if found.candidate.outcome == candidate.outcome and (
-                _guards_of(found.candidate) == _guards_of(candidate)
-            ):
-                self._counts.count("agreed")
-                self._record("agreed", call.frame.code, call.began)
-            else:
-                self._disagreed(call, "tracing gives another result")
+        alike = next((fit for fit in call.fits if _is_alike(fit[0].candidate, candidate)), None)
+        if alike is not None:
+            self._counts.count("agreed")
+            self._record("agreed", call.frame.code, call.began)
+            candidate = alike[0].candidate
+        else:
+            self._record("traced", call.frame.code, call.began)
+            self._disagreed(call, candidate, "tracing gives another result")
+        if candidate.condition in call.buried or self._engine.settings.mode not in _WRITING:
             return
-        self._record("traced", call.frame.code, call.began)
-        if self._engine.settings.mode in ("read-write", "write-only"):
-            entry = candidate.encode(call.key)
-            self._engine.save(call.key, entry, kind="recall", replaces=call.replaces)
+        if not self._agreement.add(candidate, call.program):
+            return
+        entry = candidate.encode(call.key)
+        if alike is not None:
+            self._engine.replace(alike[1], entry)
+        else:
+            self._engine.save(call.key, entry, kind=KIND, replaces=call.replaces)
             self._counts.count("saved")
 
     def _settings(self, call: _Call) -> list[str | None]:
@@ -360,10 +382,18 @@ class Recall:
                 for each in (False, True)
             ]
 
-    def _disagreed(self, call: _Call, why: str) -> None:
-        self._counts.count("disagreed")
-        self._record("disagreed", call.frame.code, call.began)
-        logger.warning("recall of %s would have been wrong: %s", call.frame.code.co_name, why)
+    def _disagreed(self, call: _Call, traced: Candidate | None, why: str) -> None:
+        """Let no process use the candidates of this program that fit: the trace is another."""
+        for comparison, _ in call.fits:
+            recorded = comparison.candidate
+            if self._agreement.other_program(recorded, call.program):
+                continue  # it would not have been used
+            self._counts.count("disagreed")
+            self._record("disagreed", call.frame.code, call.began)
+            call.buried.add(recorded.condition)
+            file = self._agreement.bury(call.key, recorded, traced, why)
+            name = call.frame.code.co_name
+            logger.warning("recall of %s would have been wrong: %s; report %s", name, why, file)
 
     def _refuse(
         self, error: RefusedError, code: types.CodeType, began: float | None = None
@@ -503,6 +533,10 @@ def install(session: Session) -> None:
 
 def _whole(content: bytes) -> types.CodeType:
     return restored(unpacked(content), dynamo.constant_of)
+
+
+def _is_alike(some: Candidate, other: Candidate) -> bool:
+    return some.outcome == other.outcome and _guards_of(some) == _guards_of(other)
 
 
 def _guards_of(candidate: Candidate) -> object:

@@ -64,6 +64,7 @@ in_dispatch_mode = Predicate(
 functorch_layer = AnyFunction(f"{_C}:_functorch.peek_interpreter_stack", feature=FEATURE)
 dual_level = Internal[int](f"{_AUTOGRAD}.forward_ad:_current_level", feature=FEATURE)
 saving_hooks = AnyFunction(f"{_C}:_autograd._top_saved_tensors_default_hooks", feature=FEATURE)
+_modules = AnyObject("torch.nn.modules.module", feature=FEATURE)
 exceeds_recompile_limit = AnyFunction(
     "torch._dynamo.cache_size:exceeds_recompile_limit", feature=FEATURE
 )
@@ -143,3 +144,13 @@ Fields(
     "sanitized_aot_config",
     feature=LOADING,
 )
+
+
+def global_hooks() -> list[dict[object, object]]:
+    """Return the hooks for all modules, by kind."""
+    tables = vars(_modules.get())
+    return [
+        table
+        for name, table in sorted(tables.items())
+        if name.startswith("_global_") and isinstance(table, dict)
+    ]

@@ -1,0 +1,261 @@
+"""Describe the program that runs, without any knowledge of Dynamo.
+
+The record of a frame lists what Dynamo read. This is the second, coarse look that has to agree
+before a frame is recalled: the sources of the user's modules, their names and plain constants, the
+installed distributions, ``builtins``, the hooks that are registered with torch, and the flags of
+the interpreter. It holds no rank, host name, time, port or address of its own. Where a program
+keeps such a value in a constant, two processes that traced the same differ in it, and from then on
+the difference does not count; see :func:`difference`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import os
+import re
+import sys
+import time
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from s3cache.features.recall import names
+from s3cache.graph import code_digest, origin_of
+
+#: Digests by label: of what they are, and of which module, such as ``source of train``.
+Facts: TypeAlias = Mapping[str, bytes]
+
+_SOURCE, _MODULE = "source of ", "module "
+#: Facts that always count: code, and what decides how it runs.
+_FIRM = (_SOURCE, "distribution ", "interpreter")
+_FUNCTION = types.FunctionType
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# Modules with more constants have one fact for all of them.
+_MAX_CONSTANTS = 64
+# Names that Python, Dynamo, this package or an interactive shell put into modules.
+_IGNORED = re.compile(
+    r"__(compiled_fn|resume_at|import|builtins_dict|s3cache)_.*|_{3,}.*|_s3cache.*|_|_i*\d*"
+    r"|__(builtins|cached|file|loader|path|spec|warningregistry|annotations|doc|name|package)__"
+)
+_digests: dict[str, bytes] = {}  # of files, by path
+
+
+class Program:
+    """The facts of this process; looking again is cheap.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, _UserModule | None] = {}
+        self._of_module: dict[str, types.ModuleType] = {}
+        self._paths: tuple[str, ...] = ()
+        self._distributions: dict[str, bytes] = {}
+
+    def facts(self) -> dict[str, bytes]:
+        """Return the facts now."""
+        facts = {"interpreter": _digest([*sys.flags, sys.version])}
+        facts |= self._installed()
+        for name, module in [*sys.modules.items()]:
+            if self._of_module.get(name) is not module and isinstance(module, types.ModuleType):
+                self._of_module[name] = module
+                is_users = origin_of(module).kind == "user" and not _is_generated(module)
+                is_alias = name == "__mp_main__"
+                self._modules[name] = (
+                    _UserModule(name, module) if is_users and not is_alias else None
+                )
+            user_module = self._modules.get(name)
+            if user_module is not None:
+                facts |= user_module.facts()
+        added = {name: each for name, each in vars(builtins).items() if not _is_own(name, each)}
+        facts["builtins"] = _digest(_texts(added))
+        facts["hooks of torch"] = _digest(_hooks())
+        return facts
+
+    def _installed(self) -> dict[str, bytes]:
+        """Return the installed distributions, by the names of their directories."""
+        if self._paths != (paths := tuple(sys.path)):
+            self._paths = paths
+            self._distributions = {
+                f"distribution {name}": version.encode()
+                for path in reversed(paths)
+                for name, version in _distributions_in(path)
+            }
+        return self._distributions
+
+
+def difference(here: Facts, recorded: Sequence[Facts]) -> str:
+    """Return in words what differs from the programs that traced a frame; ``""`` if nothing does.
+
+    Constants, names and the presence of modules that differ among recorded processes of the same
+    code do not count: they traced the same.
+    """
+    shortest: list[str] | None = None
+    for facts in recorded:
+        peers = [peer for peer in recorded if not any(map(_is_firm, _differing(facts, peer)))]
+        varying = {label for peer in peers for label in _differing(facts, peer)}
+        labels = [label for label in _differing(here, facts) if label not in varying]
+        if not labels:
+            return ""
+        if shortest is None or len(labels) < len(shortest):
+            shortest, nearest = labels, facts
+    if shortest is None:
+        return "no process has recorded its program"
+    label = min(shortest, key=lambda label: (not _is_firm(label), not label.startswith(_MODULE)))
+    known = label.replace(_MODULE, _SOURCE, 1)
+    if known not in nearest:
+        return f"{label} is new"
+    return f"{label} is missing" if known not in here else f"{label} has changed"
+
+
+def digest_of_facts(facts: Facts) -> bytes:
+    """Return a digest of all facts."""
+    return _digest(f"{label} {facts[label].hex()}" for label in sorted(facts))
+
+
+def _differing(some: Facts, others: Facts) -> list[str]:
+    """Return the labels of facts that differ. A module in one of them only differs as a whole."""
+    labels = [label for label in sorted({*some, *others}) if some.get(label) != others.get(label)]
+    return [
+        label.replace(_SOURCE, _MODULE, 1)
+        if label.startswith(_SOURCE) and (label not in some or label not in others)
+        else label
+        for label in labels
+    ]
+
+
+def _is_firm(label: str) -> bool:
+    return label.startswith(_FIRM)
+
+
+class _UserModule:
+    """A module of the user; its facts are computed again if its names or constants change."""
+
+    def __init__(self, name: str, module: types.ModuleType) -> None:
+        self._name, self._scope = name, vars(module)
+        self._source = _source_of(module)
+        self._seen: tuple[object, ...] = ()
+        self._facts: dict[str, bytes] = {}
+
+    def facts(self) -> dict[str, bytes]:
+        scope = self._scope.copy()
+        constants = {name: each for name, each in scope.items() if type(each) in _PLAIN}
+        seen = (*scope, *constants.values(), *map(type, constants.values()))
+        if self._seen != seen or not self._facts:
+            self._seen = seen
+            known = [name for name in scope if not _IGNORED.fullmatch(str(name))]
+            self._facts = {
+                f"{_SOURCE}{self._name}": self._source or _digest(_codes(scope)),
+                f"names of {self._name}": _digest(sorted(map(str, known))),
+            }
+            if len(constants) > _MAX_CONSTANTS:
+                self._facts[f"constants of {self._name}"] = _digest(_texts(constants))
+            else:
+                for name in filter(constants.__contains__, known):
+                    text = f"{type(constants[name]).__name__} {constants[name]!r}"
+                    self._facts[f"{name} of {self._name}"] = _digest([text])
+        return self._facts
+
+
+def _source_of(module: types.ModuleType) -> bytes:
+    """Return the digest of a module's file; ``b""`` if it has none that can be read."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str):
+        return b""
+    try:
+        return digest_of_file(file)
+    except OSError:
+        return b""
+
+
+def digest_of_file(path: str) -> bytes:
+    """Return the digest of the file of code that this process has imported.
+
+    A file that was changed after the process began may not be what was imported: then the digest
+    is unique.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    known = _digests.get(path)
+    if known is None:
+        with open(path, "rb") as file:
+            is_newer = _BEGAN < os.fstat(file.fileno()).st_mtime < time.time()
+            content = os.urandom(16) if is_newer else file.read()
+        known = _digests[path] = hashlib.blake2b(content, digest_size=8).digest()
+    return known
+
+
+#: When this process began, or later, in seconds since 1970.
+_BEGAN: Final = time.time() - time.process_time()
+
+
+def _is_generated(module: types.ModuleType) -> bool:
+    """Return whether a compiler wrote the module's file during this process or an earlier one."""
+    file = str(getattr(module, "__file__", ""))
+    return bool(_GENERATED.search(file))
+
+
+_GENERATED = re.compile(r"[/\\](torchinductor_[^/\\]*|\.triton[/\\]cache|__pycache__)[/\\]")
+
+
+def _distributions_in(path: str) -> Iterator[tuple[str, str]]:
+    try:
+        entries = os.listdir(path or ".")
+    except OSError:
+        return
+    for entry in entries:
+        stem, _, ending = entry.rpartition(".")
+        if ending in ("dist-info", "egg-info", "egg-link"):
+            name, _, version = stem.partition("-")
+            yield name, version
+
+
+def _is_own(name: str, value: object) -> bool:
+    """Return whether a name in ``builtins`` is Python's."""
+    if name in ("_", "None", "True", "False") or name.startswith("__"):
+        return True
+    module = getattr(value, "__module__", None)
+    is_code = isinstance(value, (type, types.BuiltinFunctionType))
+    is_constant = any(value is constant for constant in (Ellipsis, NotImplemented))
+    return (is_code and module == "builtins") or name in _BY_SITE or is_constant
+
+
+_BY_SITE = frozenset({"copyright", "credits", "exit", "quit", "license", "help", "open"})
+
+
+def _hooks() -> Iterator[str]:
+    """Yield the hooks and modes that are registered with torch for all modules and calls."""
+    for registry in names.global_hooks():
+        yield f"{[_name_of(hook) for hook in registry.values()]}"
+    yield f"{names.function_modes.get()()} {names.dispatch_modes.get()()}"
+
+
+def _codes(scope: Mapping[str, object]) -> Iterator[str]:
+    """Yield texts of the functions and classes in a module without a file, as of a notebook."""
+    module = scope.get("__name__")
+    for name, value in sorted(scope.items(), key=lambda item: str(item[0])):
+        if getattr(value, "__module__", None) != module:
+            continue
+        members = vars(value).values() if isinstance(value, type) else (value,)
+        codes = [code_digest(each.__code__) for each in members if isinstance(each, _FUNCTION)]
+        if codes:
+            yield f"{name} {codes}"
+
+
+def _texts(values: Mapping[str, object]) -> Iterator[str]:
+    for name, value in sorted(values.items()):
+        if not _IGNORED.fullmatch(name):
+            yield f"{name} {value!r}" if type(value) in _PLAIN else f"{name} {_name_of(value)}"
+
+
+def _name_of(value: Any) -> str:
+    kind = type(value)
+    name = getattr(value, "__qualname__", "")
+    return f"{kind.__qualname__} {getattr(value, '__module__', '')}.{name}"
+
+
+def _digest(parts: Iterable[object]) -> bytes:
+    text = "\n".join(map(str, parts))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,144 @@
+"""The facts of a program change with the program, and agree between restarts of one job."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from s3cache.features.recall.program import Facts, Program, difference
+from tests.support.marks import slow
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """Import a module of a user, from a file that is older than this process."""
+    path = tmp_path / "settings_of_job.py"
+    path.write_text("WIDTH = 4\ndef scale(x): return x * WIDTH\n")
+    os.utime(path, (0, 0))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import settings_of_job  # type: ignore[import-not-found]
+
+    yield settings_of_job
+    del sys.modules["settings_of_job"]
+
+
+def facts() -> dict[str, bytes]:
+    return Program().facts()
+
+
+def test_nothing_differs_while_nothing_changes(module: types.ModuleType) -> None:
+    program = Program()
+    before = program.facts()
+    assert difference(program.facts(), [before]) == ""
+    assert difference(facts(), [before]) == ""
+    assert "WIDTH of settings_of_job" in before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("m.WIDTH = 5", "WIDTH of settings_of_job has changed"),
+        ("m.WIDTH = True", "WIDTH of settings_of_job has changed"),
+        ("m.flash = object()", "names of settings_of_job has changed"),
+        ("del m.scale", "names of settings_of_job has changed"),
+        ("builtins.flash = 1", "builtins has changed"),
+        ("sys.modules['other_of_job'] = types.ModuleType('other_of_job')", "module other_of_job"),
+        ("hooks['x'] = print", "hooks of torch has changed"),
+    ],
+)
+def test_a_change_is_named(
+    change: str, words: str, module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = torch.nn.modules.module._global_forward_hooks
+    program = Program()
+    before = program.facts()
+    space = {"m": module, "builtins": builtins, "sys": sys, "types": types, "hooks": hooks}
+    try:
+        exec(change, space)
+        assert difference(program.facts(), [before]).startswith(words)
+    finally:
+        vars(builtins).pop("flash", None)
+        sys.modules.pop("other_of_job", None)
+        hooks.pop("x", None)  # type: ignore[call-overload]
+    assert difference(facts(), [before]) == "" or "m." in change
+
+
+def test_a_source_counts_even_if_processes_differ_in_it(module: types.ModuleType) -> None:
+    edited = {**facts(), "source of settings_of_job": b"other"}
+    assert difference(facts(), [edited]) == "source of settings_of_job has changed"
+    assert difference(facts(), [edited, {**edited, "source of settings_of_job": b"third"}])
+    assert difference(facts(), [edited, facts()]) == ""
+
+
+def test_values_in_which_restarts_differed_do_not_count() -> None:
+    """Such as a time or the name of a run; but they do as long as one process has run."""
+    first: Facts = {"source of train": b"1", "RUN of train": b"1", "WIDTH of train": b"4"}
+    second, third = {**first, "RUN of train": b"2"}, {**first, "RUN of train": b"3"}
+    assert difference(third, [first]) == "RUN of train has changed"
+    assert difference(third, [first, second]) == ""
+    assert difference({**third, "WIDTH of train": b"5"}, [first, second]) != ""
+
+
+def test_a_module_without_its_file_counts_once_it_differed() -> None:
+    """A module that is loaded late is no other program if recorded processes differed in it."""
+    without: Facts = {"source of train": b"1"}
+    loaded = {**without, "source of plots": b"2", "names of plots": b"3"}
+    assert difference(loaded, [without]) == "module plots is new"
+    assert difference(without, [loaded, without]) == ""
+
+
+def test_a_file_that_changed_after_the_process_began_is_like_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "edited_of_job.py"
+    path.write_text("")
+    time.sleep(0.01)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import edited_of_job  # type: ignore[import-not-found]  # noqa: F401
+
+    try:
+        here = facts()["source of edited_of_job"]
+        os.utime(path, (0, 0))
+        import s3cache.features.recall.program as program
+
+        program._digests.clear()
+        assert facts()["source of edited_of_job"] != here
+    finally:
+        del sys.modules["edited_of_job"]
+
+
+def test_installed_distributions_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = facts()
+    (tmp_path / "flash_attn-2.5.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert difference(facts(), [before]) == "distribution flash_attn is new"
+
+
+@slow
+def test_looking_again_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 modules are looked at in 30 ms of processor time, with their files in the page cache."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [f"part_{number}_of_job" for number in range(500)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("WIDTH = 1\n" + "def f(x):\n    return x\n" * 60)
+        os.utime(tmp_path / f"{name}.py", (0, 0))
+    try:
+        for name in names:
+            __import__(name)
+        program, times = Program(), []
+        for _ in range(5):
+            began = time.process_time()
+            program.facts()
+            times.append(time.process_time() - began)
+        assert min(times) < 0.03
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
