@@ -50,7 +50,7 @@ class Program:
     def __init__(self) -> None:
         self._modules: dict[str, _UserModule | None] = {}
         self._of_module: dict[str, types.ModuleType] = {}
-        self._paths: tuple[str, ...] = ()
+        self._paths: tuple[str, ...] | None = None
         self._distributions: dict[str, bytes] = {}
 
     def facts(self) -> dict[str, bytes]:
@@ -60,11 +60,8 @@ class Program:
         for name, module in [*sys.modules.items()]:
             if self._of_module.get(name) is not module and isinstance(module, types.ModuleType):
                 self._of_module[name] = module
-                is_users = origin_of(module).kind == "user" and not _is_generated(module)
-                is_alias = name == "__mp_main__"
-                self._modules[name] = (
-                    _UserModule(name, module) if is_users and not is_alias else None
-                )
+                is_users = _is_users(name, module)
+                self._modules[name] = _UserModule(name, module) if is_users else None
             user_module = self._modules.get(name)
             if user_module is not None:
                 facts |= user_module.facts()
@@ -75,7 +72,9 @@ class Program:
 
     def _installed(self) -> dict[str, bytes]:
         """Return the installed distributions, by the names of their directories."""
-        if self._paths != (paths := tuple(sys.path)):
+        # Packages in packages, such as those of setuptools, are on the path once it is imported.
+        paths = tuple(path for path in sys.path if f"-packages{os.sep}" not in path)
+        if self._paths != paths:
             self._paths = paths
             self._distributions = {
                 f"distribution {name}": version.encode()
@@ -191,13 +190,19 @@ def digest_of_file(path: str) -> bytes:
 _BEGAN: Final = time.time() - time.process_time()
 
 
-def _is_generated(module: types.ModuleType) -> bool:
-    """Return whether a compiler wrote the module's file during this process or an earlier one."""
-    file = str(getattr(module, "__file__", ""))
-    return bool(_GENERATED.search(file))
+def _is_users(name: str, module: types.ModuleType) -> bool:
+    """Return whether a module may have code of the user.
 
-
-_GENERATED = re.compile(r"[/\\](torchinductor_[^/\\]*|\.triton[/\\]cache|__pycache__)[/\\]")
+    Compilers load modules too, so a process that compiles has others than one that hits: those
+    that torch writes, namespaces without a file, and native ones that are loaded by their path.
+    """
+    if name == "__mp_main__" or name.startswith("torch.") or origin_of(module).kind != "user":
+        return False
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return not hasattr(module, "__path__")
+    on_path = any(path and file.startswith(path + os.sep) for path in sys.path)
+    return on_path or not file.endswith((".so", ".pyd"))
 
 
 def _distributions_in(path: str) -> Iterator[tuple[str, str]]:
