@@ -47,7 +47,8 @@ class Options(StoreOptions, total=False):
     upload_timeout_s: float | str | None
     breaker_failures: int | str | None
     breaker_reset_s: float | str | None
-    recall: Literal["off", "check", "on"] | None
+    recall: Literal["off", "check", "on", "auto"] | None
+    recall_canary: int | str | None
     ports: str | None
     job_profiles: bool | str | None
     wait_s: float | str | None
