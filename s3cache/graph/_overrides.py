@@ -20,11 +20,11 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from operator import is_
 from types import FunctionType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import _s3cache_process
 from _s3cache_process import LISTED, Copy, items_of
@@ -412,7 +412,7 @@ class Surface:
             rules = Rules(operator, are_trusted=self._are_trusted)
             self._watch_once(rules, *internals.tables_of(operator))
 
-    def _watch_once(self, container: Container, *tables: dict[Any, object]) -> None:
+    def _watch_once(self, container: Container, *tables: Collection[object]) -> None:
         if id(tables[0]) not in self._seen:
             self._seen.add(id(tables[0]))
             self._containers.add(container, *tables)

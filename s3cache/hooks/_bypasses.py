@@ -38,7 +38,7 @@ class Bypasses:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._mutex = threading.Lock()
-        self._warned: set[tuple[Code, str]] = set()
+        self._warned: set[tuple[Code | str, str]] = set()
         self._failed: set[str] = set()
 
     def record(
@@ -81,7 +81,7 @@ class Bypasses:
         """
         self._engine.count_bypass({reason.code for reason in reasons})
         shown = reasons[:_MAX_SHOWN]
-        new: set[tuple[Code, str]] = set()
+        new: set[tuple[Code | str, str]] = set()
         with self._mutex:
             # Strict mode raises it instead.
             if len(self._warned) < _MAX_WARNED and not self._engine.settings.strict:

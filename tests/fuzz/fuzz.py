@@ -43,7 +43,15 @@ SIGNED = tuple(
 def small_frames() -> list[bytes]:
     """Return small valid frames that together use every part of the grammar."""
     text = b"the same words over and over; " * 20
-    values = {"n": None, "i": -1, "f": 0.5, "s": "ü", "b": b"\0", "l": [[True]], "d": {"": {}}}
+    values: dict[str, object] = {
+        "n": None,
+        "i": -1,
+        "f": 0.5,
+        "s": "ü",
+        "b": b"\0",
+        "l": [[True]],
+        "d": {"": {}},
+    }
     cases: list[dict[str, object]] = [
         {"sections": {"text": text, "small": b"x"}, "meta": values, "schema": 3},
         {"sections": {}},

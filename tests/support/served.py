@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -38,7 +39,7 @@ def url(bucket: str) -> str:
 
 
 @pytest.fixture
-def served_options(moto_port: int) -> dict[str, str]:
+def served_options(moto_port: int) -> dict[str, Any]:
     """Return the server and the keys of a store; tests of another server override this."""
     return {"endpoint_url": f"http://127.0.0.1:{moto_port}", **KEYS}
 

@@ -48,7 +48,7 @@ def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]
     torch.set_num_threads(1)
     _count_traces()
     # The comparison of the frame must find each change alone. Here every program is another one.
-    Agreement.other_program = lambda *_: ""  # type: ignore[method-assign, assignment]
+    Agreement.other_program = lambda *_: ""  # type: ignore[method-assign]
     sys.path.insert(0, "")
     # s3cache inspects torch once in a process; the children inherit the results.
     with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
