@@ -45,7 +45,7 @@ def served_options(moto_port: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def s3_options(url: str, served_options: dict[str, str]) -> S3Options:
+def s3_options(url: str, served_options: dict[str, Any]) -> S3Options:
     """Return options for an empty prefix."""
     options = parse_url(url, **served_options)
     assert isinstance(options, S3Options)
@@ -53,13 +53,13 @@ def s3_options(url: str, served_options: dict[str, str]) -> S3Options:
 
 
 @pytest.fixture
-def proxy(served_options: dict[str, str]) -> Iterator[Proxy]:
+def proxy(served_options: dict[str, Any]) -> Iterator[Proxy]:
     with Proxy(urlsplit(served_options["endpoint_url"]).port or 80) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def new_machine(tmp_path: Path, url: str, served_options: dict[str, str]) -> Iterator[NewMachine]:
+def new_machine(tmp_path: Path, url: str, served_options: dict[str, Any]) -> Iterator[NewMachine]:
     """Return a function that makes a machine with an empty disk; it has a good link to the server
     unless ``endpoint_url`` is set."""
     with ExitStack() as machines:
