@@ -55,4 +55,4 @@ def test_a_lookup_misses_where_no_feature_can_ask_the_other_ranks(tmp_path: Path
     assert found["saves"][0] == 0
     assert found["hits"] == (1, {})
     assert found["without the feature"] == (0, {"disabled": 1})
-    assert found["feature fails"] == (0, {"disabled": 1})
+    assert found["feature fails"] == (0, {"ranks": 1})
