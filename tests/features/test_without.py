@@ -21,6 +21,7 @@ SUITES = sorted(
     if any(path.rglob("test_*.py")) and path.name not in NOT_OF_CORE
 )
 FEW = ("test_layout.py", "test_stats.py", "test_records.py", "tier", "cache")
+OFTEN = {"recall", "single_flight"}
 PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not nightly")
 
 
@@ -34,8 +35,9 @@ def test_the_core_passes_its_tests_without_all_features(suite: str, tmp_path: Pa
     check(tree, *PYTEST, *paths, lacking=FEATURES)
 
 
-@slow
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature", [pytest.param(name, marks=slow if name in OFTEN else nightly) for name in FEATURES]
+)
 def test_a_few_tests_pass_without_the_folder_of(feature: str, tmp_path: Path) -> None:
     """A feature is its folder and its name in the list."""
     few = (f"tests/{name}" for name in FEW)
