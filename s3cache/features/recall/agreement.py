@@ -50,26 +50,26 @@ class Agreement:
 
     Attributes:
         is_canary: whether this process traces every frame to compare it.
+        writes: whether this process may save what its traces add.
     """
 
     def __init__(self, engine: Engine) -> None:
         options = engine.settings.of(RecallOptions)
         self._engine = engine
-        self._writes = engine.settings.mode in ("read-write", "write-only")
+        self.writes = engine.settings.mode in ("read-write", "write-only")
         self._traces_needed = 2 if options.recall == "auto" else 1
         self.is_canary = options.recall == "auto" and _is_canary_day(options.recall_canary)
         self._program = Program()
-        self._facts: dict[str, bytes] = {}
-        self._digest = b""
-        # Facts of programs by digest; None if they are not to be found.
-        self._known: dict[bytes, Facts | None] = {}
+        # Facts of programs by digest, None if they cannot be found; and what was saved of them.
+        self._facts: dict[bytes, Facts | None] = {}
+        self._saved: set[bytes] = set()
 
     def look(self) -> bytes:
         """Look at the program as it is now; return the digest of its facts."""
         facts = self._program.facts()
-        if facts != self._facts:
-            self._facts, self._digest = facts, digest_of_facts(facts)
-        return self._digest
+        digest = digest_of_facts(facts)
+        self._facts[digest] = facts
+        return digest
 
     def objection(self, candidate: Candidate, program: bytes) -> tuple[Objection, str] | None:
         """Return why a candidate that fits is not used, also in words; None if it may be."""
@@ -85,7 +85,7 @@ class Agreement:
         if program in digests:
             return ""
         recorded = [facts for digest in digests if (facts := self._facts_of(digest))]
-        return difference(self._facts, recorded)
+        return difference(self._facts_of(program) or {}, recorded)
 
     def add(self, candidate: Candidate, program: bytes) -> bool:
         """List this process among those that traced ``candidate``; return False if it is there."""
@@ -94,28 +94,25 @@ class Agreement:
             return False
         traces = [*candidate.traces, [own, int(time.time()), program]]
         candidate.traces = traces[-_MAX_TRACES:]
-        self._save_facts(program)
+        if program not in self._saved:
+            self._saved.add(program)
+            self._save(_key_of(program), _PROGRAM, self._facts_of(program))
         return True
 
     # -- programs
 
     def _facts_of(self, digest: bytes) -> Facts | None:
-        if digest not in self._known:
-            self._known[digest] = None
+        if digest not in self._facts:
+            self._facts[digest] = None
             with self._engine.candidates(_key_of(digest), KIND) as lookup:
                 for hit in lookup:
                     try:
-                        self._known[digest] = msgpack.unpackb(_section(hit.entry, _PROGRAM))
+                        self._facts[digest] = msgpack.unpackb(_section(hit.entry, _PROGRAM))
                         lookup.accept(hit)
                         break
                     except Exception as exc:  # noqa: BLE001 - whatever it holds
                         lookup.reject(hit, exc)
-        return self._known[digest]
-
-    def _save_facts(self, digest: bytes) -> None:
-        if self._writes and self._known.get(digest) is None:
-            self._known[digest] = dict(self._facts)
-            self._save(_key_of(digest), _PROGRAM, self._facts)
+        return self._facts[digest]
 
     def _save(self, key: LabelledKey, section: str, content: object, variant: str = "") -> None:
         entry = frame.encode(
@@ -132,7 +129,7 @@ class Agreement:
 
     def bury(self, key: LabelledKey, old: Candidate, new: Candidate | None, why: str) -> str:
         """Let no process use ``old`` again; return the path of a file that says what differs."""
-        if self._writes:
+        if self.writes:
             content = {"condition": old.condition, "why": why, "when": int(time.time())}
             variant = hashlib.sha256(b"tombstone" + old.condition.encode()).hexdigest()[:32]
             self._save(key, _TOMBSTONE, content, variant)
@@ -148,9 +145,9 @@ class Agreement:
             "traced": {name: repr(traced.get(name)) for name in differing},
         }
         disk = self._engine.local.disk
-        directory = tempfile.gettempdir() if disk is None else disk.root
-        path = os.path.join(directory, f"recall-{old.condition[:12]}-{os.getpid()}.json")
-        with open(path, "w", encoding="utf-8") as file:
+        prefix = f"recall-{old.condition[:12]}-"
+        handle, path = tempfile.mkstemp(".json", prefix, None if disk is None else disk.root)
+        with open(handle, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
         return path
 

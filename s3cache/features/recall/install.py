@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 logger = logger_of("recall")
 
 _MAX_CANDIDATES = 16
-_WRITING = ("read-write", "write-only")
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
@@ -356,7 +355,7 @@ class Recall:
         else:
             self._record("traced", call.frame.code, call.began)
             self._disagreed(call, candidate, "tracing gives another result")
-        if candidate.condition in call.buried or self._engine.settings.mode not in _WRITING:
+        if candidate.condition in call.buried or not self._agreement.writes:
             return
         if not self._agreement.add(candidate, call.program):
             return

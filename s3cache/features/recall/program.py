@@ -22,8 +22,9 @@ from typing import Any, Final, TypeAlias
 
 from s3cache.features.recall import names
 from s3cache.graph import code_digest, origin_of
+from s3cache.util.snapshot import are_identical
 
-#: Digests by label: of what they are, and of which module, such as ``source of train``.
+#: Digests of facts, each under a label such as ``source of train``.
 Facts: TypeAlias = Mapping[str, bytes]
 
 _SOURCE, _MODULE = "source of ", "module "
@@ -38,7 +39,7 @@ _IGNORED = re.compile(
     r"__(compiled_fn|resume_at|import|builtins_dict|s3cache)_.*|_{3,}.*|_s3cache.*|_|_i*\d*"
     r"|__(builtins|cached|file|loader|path|spec|warningregistry|annotations|doc|name|package)__"
 )
-_digests: dict[str, bytes] = {}  # of files, by path
+_digests: dict[tuple[str, int], bytes] = {}  # of files, by path and time of the last change
 
 
 class Program:
@@ -49,7 +50,8 @@ class Program:
 
     def __init__(self) -> None:
         self._modules: dict[str, _UserModule | None] = {}
-        self._of_module: dict[str, types.ModuleType] = {}
+        # What each name is in ``sys.modules``; another specification means a reload.
+        self._loaded: dict[str, tuple[object, object]] = {}
         self._paths: tuple[str, ...] | None = None
         self._distributions: dict[str, bytes] = {}
 
@@ -58,8 +60,10 @@ class Program:
         facts = {"interpreter": _digest([*sys.flags, sys.version])}
         facts |= self._installed()
         for name, module in [*sys.modules.items()]:
-            if self._of_module.get(name) is not module and isinstance(module, types.ModuleType):
-                self._of_module[name] = module
+            loaded = module, getattr(module, "__dict__", {}).get("__spec__")
+            is_new = not are_identical(loaded, self._loaded.get(name, ()))
+            if is_new and isinstance(module, types.ModuleType):
+                self._loaded[name] = loaded
                 is_users = _is_users(name, module)
                 self._modules[name] = _UserModule(name, module) if is_users else None
             user_module = self._modules.get(name)
@@ -114,7 +118,7 @@ def digest_of_facts(facts: Facts) -> bytes:
 
 
 def _differing(some: Facts, others: Facts) -> list[str]:
-    """Return the labels of facts that differ. A module in one of them only differs as a whole."""
+    """Return the labels of the facts that differ; ``module NAME`` for a module in only one."""
     labels = [label for label in sorted({*some, *others}) if some.get(label) != others.get(label)]
     return [
         label.replace(_SOURCE, _MODULE, 1)
@@ -169,21 +173,22 @@ def _source_of(module: types.ModuleType) -> bytes:
 
 
 def digest_of_file(path: str) -> bytes:
-    """Return the digest of the file of code that this process has imported.
+    """Return the digest of the file of a module that this process has imported.
 
-    A file that was changed after the process began may not be what was imported: then the digest
-    is unique.
+    If the file was changed after the process began, the module may be from the former one: then no
+    other process has the digest.
 
     Raises:
         OSError: it cannot be read.
     """
-    known = _digests.get(path)
-    if known is None:
+    changed_ns = os.stat(path).st_mtime_ns
+    digest = _digests.get((path, changed_ns))
+    if digest is None:
         with open(path, "rb") as file:
-            is_newer = _BEGAN < os.fstat(file.fileno()).st_mtime < time.time()
+            is_newer = _BEGAN < changed_ns / 1e9 < time.time()
             content = os.urandom(16) if is_newer else file.read()
-        known = _digests[path] = hashlib.blake2b(content, digest_size=8).digest()
-    return known
+        digest = _digests[path, changed_ns] = hashlib.blake2b(content, digest_size=8).digest()
+    return digest
 
 
 #: When this process began, or later, in seconds since 1970.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from s3cache.features.recall.program import Facts, Program, difference
-from tests.support.marks import slow
+from tests.support.marks import nightly
 
 
 @pytest.fixture
@@ -106,13 +107,21 @@ def test_a_file_that_changed_after_the_process_began_is_like_no_other(
 
     try:
         here = facts()["source of edited_of_job"]
-        os.utime(path, (0, 0))
-        import s3cache.features.recall.program as program
-
-        program._digests.clear()
+        os.utime(path, (0, 0))  # the same text, but from before the process began
         assert facts()["source of edited_of_job"] != here
     finally:
         del sys.modules["edited_of_job"]
+
+
+def test_a_module_that_is_loaded_again_is_read_again(module: types.ModuleType) -> None:
+    program = Program()
+    before = program.facts()
+    assert module.__file__ is not None
+    path = Path(module.__file__)
+    path.write_text(path.read_text() + "# edited\n")
+    os.utime(path, (1, 1))
+    importlib.reload(module)
+    assert difference(program.facts(), [before]) == "source of settings_of_job has changed"
 
 
 def test_installed_distributions_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +131,7 @@ def test_installed_distributions_count(tmp_path: Path, monkeypatch: pytest.Monke
     assert difference(facts(), [before]) == "distribution flash_attn is new"
 
 
-@slow
+@nightly
 def test_looking_again_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """500 modules are looked at in 30 ms of processor time, with their files in the page cache."""
     monkeypatch.syspath_prepend(str(tmp_path))
