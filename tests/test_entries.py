@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
 from s3cache import entries, frame
 from s3cache.entries import Replaceable, digest_of
-from s3cache.errors import ConfigError, CorruptError
+from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.frame import Frame
 from s3cache.store import LONGEST_NAME_BYTES, MemoryStore, MeteredStore, S3Options, Store
 from tests.support.caching import KEY, OTHER, broken, entry, payload
 from tests.support.contract import listed
+from tests.support.faulty import Fault, FaultyStore
 from tests.support.stores import RacyStore, variants
+
+SOUND = entry(variant="a").data
 
 
 async def publish(store: Store, *found: Frame) -> None:
@@ -138,6 +142,37 @@ async def test_a_variant_that_is_published_twice_keeps_its_first_entry() -> None
     data = await store.get(entries.first_name(KEY))
     assert data is not None
     assert payload(frame.decode(data)) == b"first"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b"", b"no frame", SOUND[:60], SOUND[:-1], bytes(SOUND) + b"<html>", b"\x00" * 20_000),
+        broken(entry(variant="b")),  # of another variant
+        entry(OTHER, "a").data,
+        entry(KEY, "0").data,
+    ],
+    ids=range(9),
+)
+async def test_unusable_entries_are_overwritten(damaged: bytes) -> None:
+    store = MemoryStore()
+    await store.put(entries.first_name(KEY), damaged)
+    await publish(store, entry(variant="a"))
+    assert await variants(store) == {"a"}
+    assert [*await listed(store)] == [entries.first_name(KEY)]
+
+
+@pytest.mark.parametrize(("fault", "times"), [("bit_flip", 1), ("bit_flip", 2), ("truncate", 1)])
+async def test_damage_in_transit_keeps_the_stored_entry(fault: Fault, times: int) -> None:
+    store = MemoryStore()
+    await publish(store, entry(variant="a"))
+    faulty = FaultyStore(store, seed=3)
+    for _ in range(20):
+        faulty.inject("get", fault, times=times)
+        with contextlib.suppress(TransientError):
+            await publish(faulty, entry(variant="b"))
+        faulty.clear()
+        assert "a" in await variants(store)
 
 
 def test_replaceable_is_bounded_and_forgets_the_oldest() -> None:

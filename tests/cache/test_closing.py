@@ -70,6 +70,17 @@ def test_closing_while_threads_look_up_and_save_raises_nothing(
         assert set(stats.not_saved) <= {Reason.DISABLED, Reason.UNAVAILABLE}
 
 
+def test_a_lookup_that_waits_is_released_when_the_cache_closes(
+    machine: Machines, remote: GatedStore
+) -> None:
+    remote.is_open = False
+    cache = machine()
+    join = in_thread(lambda: cache.lookup(KEY))
+    eventually(lambda: remote.waiting)
+    cache.close(0)
+    assert miss(join()) == Reason.UNAVAILABLE
+
+
 def test_a_closed_cache_is_collected(tmp_path: Path) -> None:
     cache = open_engine(tmp_path, MemoryStore())
     cache.start()

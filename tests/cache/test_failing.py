@@ -349,3 +349,37 @@ def cache_namespace(root: Path, cache: Cache) -> str:
     assert hit(cache.lookup("named"), "local")
     (namespace,) = [path.name.rstrip("+") for path in (root / "objects").iterdir()]
     return namespace
+
+
+def test_a_cache_works_without_a_usable_local_directory(
+    machine: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = machine("file/below")
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    assert cache.flush(20).complete
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert len(caplog.records) == 1
+
+
+def test_a_full_memory_queue_refuses_saves(
+    machine: Machines, remote: GatedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote.is_open = False
+    cache = machine(None, upload_queue_max_count=2)
+    results = [cache.save(f"key{number}", entry(f"key{number}")) for number in range(4)]
+    assert [type(each) for each in results] == [Saved, Saved, NotSaved, NotSaved]
+    assert cache.stats().not_saved == {Reason.FULL: 2}
+    assert len(caplog.records) == 1
+    remote.is_open = True
+    assert cache.flush(20).complete
+    assert isinstance(cache.save("key2", entry("key2")), Saved)
+
+
+def test_other_variants_are_found_if_the_first_entry_is_damaged(
+    machine: Machines, memory: MemoryStore
+) -> None:
+    put(memory, FIRST, broken(entry(variant="v1")))
+    put(memory, entries.variant_name(KEY, "v2"), entry(variant="v2").data)
+    cache = machine()
+    assert isinstance(cache.lookup(KEY), Hit)

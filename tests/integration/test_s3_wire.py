@@ -534,3 +534,12 @@ async def test_a_bundle_of_certificates_that_vanished_is_named(
     store = await asyncio.to_thread(lambda: server.open(**options))
     bundle.unlink()
     assert "trusted certificates cannot be read" in str(await failure(store.get("k")))
+
+
+async def test_the_answer_of_a_login_portal_is_an_error(server: ScriptedServer) -> None:
+    server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
+    store = server.open(**IN_PARTS)
+    calls = store.put("k", b"x"), store.put("k", LARGE), store.head("k"), store.list_page("")
+    for call in calls:
+        with pytest.raises(TransientError, match="not S3's"):
+            await call

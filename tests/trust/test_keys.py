@@ -339,3 +339,8 @@ def test_different_policies_have_different_digests() -> None:
     turned = Policy("require", policies[0].trusted[::-1])
     assert turned.digest == policies[0].digest
     assert replace(turned, revoked_keys=frozenset()).digest == turned.digest
+
+
+def test_a_policy_that_nothing_can_satisfy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set trusted_keys"):
+        Policy("require")
