@@ -98,7 +98,7 @@ class Roots:
 
 
 class S3Cache:
-    """The cache. With ``saves``, an upload includes the saves, and there is no download."""
+    """Measures the cache. With ``saves``, uploads include the saves, and nothing is downloaded."""
 
     def __init__(self, gateway: Gateway, *, saves: bool = False) -> None:
         self._gateway = gateway

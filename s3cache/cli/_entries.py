@@ -19,6 +19,7 @@ from typer import Argument, Option
 
 from s3cache import manage
 from s3cache.cli._options import (
+    NOT_THERE,
     URL,
     Filters,
     Output,
@@ -248,7 +249,7 @@ def inspect(
                 _show(out, name, head, place.policy)
                 code = 0
     if code:
-        out.note(f"{target}: there is no such entry")
+        out.note(f"{target}: {NOT_THERE}")
     return code
 
 

@@ -24,7 +24,7 @@ from s3cache.util.text import printable, printable_lines
 
 _T = TypeVar("_T")
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-_NOT_THERE = "there is no such entry"
+NOT_THERE = "there is no such entry"
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 URL: str | None = Option(
@@ -311,7 +311,7 @@ def work_on(
 def note_missing(out: Output, scan: manage.Scan) -> int:
     """Print the names that a scan did not find, and return the exit code."""
     for name in scan.absent:
-        out.note(f"{name}: {_NOT_THERE}")
+        out.note(f"{name}: {NOT_THERE}")
     return 1 if scan.absent else 0
 
 
@@ -323,7 +323,7 @@ def finish(
     The last line is ``summary``, with names of counts in braces; JSON also has ``more``.
     """
     for name in scan.absent:
-        result.fail(name, _NOT_THERE)
+        result.fail(name, NOT_THERE)
     if out.json:
         out.record({**more, **vars(result)})
     else:

@@ -12,6 +12,7 @@ both levels.
 
 from __future__ import annotations
 
+import abc
 import atexit
 import functools
 import hashlib
@@ -104,7 +105,7 @@ class Override(NamedTuple):
 # -- containers
 
 
-class Copied:
+class Copied(abc.ABC):
     """A container of torch with its original content, by name."""
 
     def __init__(self, copy: Copy) -> None:
@@ -126,12 +127,13 @@ class Copied:
                 changes.append(Override(self._form.format(self.place, name), new))
         return changes
 
+    @abc.abstractmethod
     def is_suspect(self, name: object, value: object) -> bool:
         """Return True for a value at the first look that is not torch's."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def is_override(self, name: object, old: object, new: object) -> bool:
-        raise NotImplementedError
+        """Return True if a new value replaces torch's."""
 
     def is_state(self, name: object) -> bool:
         """Return True if torch's own code assigns to it."""

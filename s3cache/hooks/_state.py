@@ -556,7 +556,7 @@ class KeyHook:
                 with contextlib.ExitStack() as stack:
                     stack.enter_context(self.described_passes())
                     stack.enter_context(internals.skip_backend_init())
-                    if internals.makes_keys_up.get():  # torch then raises why there is no key
+                    if internals.makes_keys_up.get():  # it would hide why a graph has no key
                         functorch = internals.functorch_config.get()
                         stack.enter_context(functorch.patch(bypass_autograd_cache_key=False))
                     key, lines = ask()
