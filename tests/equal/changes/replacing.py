@@ -40,6 +40,7 @@ from torch._inductor.pattern_matcher import (
     register_lowering_pattern,
     register_replacement,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.equal.programs import Call, Pair, calling
 from tests.support.switches import attribute
@@ -353,7 +354,19 @@ def _reaching(name: str) -> Any:
     return lambda x: made(x) * x
 
 
+class _Unchanged(TorchDispatchMode):
+    """Calls each operator as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 def _placed(name: str, how: str, by: float) -> Context:
+    # At its first dispatch to Python torch keeps a pointer to an overload, without a reference. If
+    # that were a replacement, it would be freed after this change, and later programs would crash.
+    with _Unchanged():
+        getattr(_aten, name)(torch.ones(1))
+
     def scaled(x: Tensor) -> Tensor:
         return torch.sinc(x) * by
 
