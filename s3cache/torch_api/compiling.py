@@ -169,9 +169,19 @@ def branch_free() -> dict[str, object]:
     """
     import torch
 
+    kinds = (torch.SymInt, torch.SymFloat)
+
+    def without_branch(symbolic: Function[object], plain: Function[object]) -> Function[object]:
+        def smallest_or_largest(*sizes: object) -> object:
+            # torch also calls them with numbers of SymPy, which its symbolic functions refuse.
+            is_symbolic = any(isinstance(size, kinds) for size in sizes)
+            return functools.reduce(symbolic, sizes) if is_symbolic else plain(*sizes)
+
+        return smallest_or_largest
+
     return {
-        "min": lambda *sizes: functools.reduce(torch.sym_min, sizes),
-        "max": lambda *sizes: functools.reduce(torch.sym_max, sizes),
+        "min": without_branch(torch.sym_min, min),
+        "max": without_branch(torch.sym_max, max),
     }
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import sympy
 import torch
 from torch._dynamo.source import ConstantSource, LocalSource, TensorProperty, TensorPropertySource
 from torch._guards import Guard, GuardEnvExpr, StorageOverlap, TracingContext, tracing
@@ -296,6 +297,12 @@ _GUARD = "max(8 - min(5, L['t0']), L['t1'] + 2) >= 8 and L['t0'] < max(3, L['t1'
 def test_branch_free_functions_give_the_same_result(values: tuple[int, int]) -> None:
     names = {"L": {"t0": values[0], "t1": values[1]}}
     assert eval(_GUARD, dict(internals.branch_free()), names) == eval(_GUARD, {}, names)
+
+
+def test_branch_free_functions_take_numbers_of_sympy() -> None:
+    """torch evaluates the strides of outputs with them, also for programs that do not hit."""
+    found = eval("max(1, min(s, 5)) * 2", dict(internals.branch_free()), {"s": sympy.Integer(3)})
+    assert found == 6
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch's own imports

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import conv2d
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.equal.cases import case, graph, matrix, train
@@ -192,6 +193,13 @@ def dynamic_dims(compile_it: Compile) -> Any:
 
     function = compile_it(function, dynamic=True)
     return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 7)]
+
+
+@case("outputs")
+def strides_with_a_maximum(compile_it: Compile) -> Any:
+    """torch evaluates them with numbers of SymPy."""
+    function = compile_it(lambda x: conv2d(x, torch.ones(3, 3, 3, 3)) + 1, dynamic=True)
+    return train(function, torch.ones(2, 3, 9, 9, requires_grad=True))
 
 
 @graph(
