@@ -66,8 +66,8 @@ _KEEPING_CODE = tuple(
 
 # A class into which torch puts the code of every graph that it loads.
 _EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
-# A module that puts its own values into tables of another, while it is imported.
-_FILLING, _FILLED = "torch._inductor.lowering", "torch._inductor.utils"
+# A module that puts its own values into tables of others, while it is imported.
+_FILLING, _FILLED = "torch._inductor.lowering", "torch._inductor."
 
 #: The modules of which the first import means that something will be compiled, or that a program
 #: loads artifacts into torch's own caches, which a policy may forbid.
@@ -242,7 +242,7 @@ def _copy_table(place: str, home: Copy, table: "Any", depth: int = 0) -> None:
 def _filled_by(module: "ModuleType") -> "list[Copy]":
     """Return the tables into which a module puts its own values while it is imported."""
     now = list(copies.values()) if module.__name__ == _FILLING else []
-    return [copy for copy in now if copy.module == _FILLED and copy.home]
+    return [copy for copy in now if copy.module.startswith(_FILLED) and copy.home]
 
 
 def items_of(inside: "Any") -> "dict[object, object]":

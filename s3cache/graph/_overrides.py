@@ -393,7 +393,12 @@ class Surface:
                 if type(value) not in (int, float) or not container.is_state(name)
             }
             self.unknown[copy.place] = digest_of(settled)
-        self._overrides[id(container)] = container.compare()
+        changes = container.compare()
+        if isinstance(container, Table) and all(is_plain(each.value) for each in changes):
+            # torch fills some tables at run time. A process that looks earlier does not see it.
+            self.unknown.update((each.place, repr(each.value)) for each in changes)
+            container.first, changes = items_of(container.inside), []
+        self._overrides[id(container)] = changes
         FUNCTIONS.add(container.first.values())
 
     def watch_operators(self, *, are_trusted: bool) -> None:
