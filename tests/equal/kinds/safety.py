@@ -80,7 +80,7 @@ def custom_autograd_function(compile_it: Compile) -> Any:
 
     found = [train(compile_it(lambda x: Scale.apply(x)), matrix(True))]
     with torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=True):
-        found.append(train(compile_it(lambda x: Scale.apply(x) + 0), matrix(True)))
+        found.append(train(compile_it(lambda x: Scale.apply(x) * 3), matrix(True)))
     found.append(train(compile_it(lambda x: Split.apply(x, 0.17)), matrix(True)))
     return found
 
@@ -139,11 +139,11 @@ def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
         return torch.fx.GraphModule(torch.nn.Module(), graph)
 
     found = []
-    for cache_hash in ("scaled-1", None):
+    for cache_hash, by in (("scaled-1", 20), (None, 21)):
         hooks = traced("pack", cache_hash), traced("unpack", cache_hash)
         torch.compiler.reset()
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            found.append(train(compile_it(lambda x: x.cos() * 20), matrix(True)))
+            found.append(train(compile_it(lambda x: x.cos() * by), matrix(True)))
     return found
 
 
