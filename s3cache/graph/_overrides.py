@@ -395,8 +395,10 @@ class Surface:
             self.unknown[copy.place] = digest_of(settled)
         changes = container.compare()
         if isinstance(container, Table) and all(is_plain(each.value) for each in changes):
-            # torch fills some tables at run time. A process that looks earlier does not see it.
-            self.unknown.update((each.place, repr(each.value)) for each in changes)
+            # torch fills some tables at run time, most with nothing for each device. A process that
+            # looks earlier does not see it.
+            known = {each.place: repr(each.value) for each in changes if each.value is not None}
+            self.unknown.update(known)
             container.first, changes = items_of(container.inside), []
         self._overrides[id(container)] = changes
         FUNCTIONS.add(container.first.values())

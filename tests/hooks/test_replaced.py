@@ -7,12 +7,15 @@ import importlib
 import json
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import cases, selected
+
+TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 # Each replacement takes a number, and each program depends on it if it calls the replacement. torch
 # is imported by the jobs.
@@ -212,7 +215,9 @@ def test_a_replacement_that_dynamo_inlines_is_in_the_graph(
     name: str, results: dict[str, Any]
 ) -> None:
     first, second, cold = results[name]
-    assert first["saved"] == second["saved"] == 1
+    is_run = name == "method by name" and TORCH >= (2, 15)  # by torch while it compiles
+    for each in (first, second):
+        assert (each["saved"], each["reasons"]) == ((0, ["override"]) if is_run else (1, []))
     assert first["result"] != second["result"] == cold["result"]
 
 
