@@ -40,6 +40,9 @@ class Unregistered(Tensor):
     def __tensor_unflatten__(cls, inner: dict[str, Tensor], about: object, *_: object) -> Any:
         return cls(inner, about)
 
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({self.parts})"  # torch 2.11 prints it during a trace
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None

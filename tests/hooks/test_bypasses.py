@@ -76,6 +76,7 @@ def test_a_program_with_its_own_decompositions_compiles() -> None:
 def test_a_program_may_register_a_kernel_with_keyword_arguments() -> None:
     with s3cache.enabled("memory://kernels", local=False):
         library = torch.library.Library("s3cache_keywords", "DEF")
+        _libraries.append(library)
         library.define("doubled(Tensor x) -> Tensor")
         library.impl(op_name="doubled", fn=lambda x: x * 2, dispatch_key="CPU")
     assert torch.ops.s3cache_keywords.doubled(torch.ones(2)).tolist() == [2, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
+
+TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 
 def _check(seen: Sequence[dict[str, Any]], lookups: int) -> None:
@@ -36,7 +39,8 @@ def test_ranks_with_different_shards_do_not_share_an_entry(site: Site, backwards
     names = ["uneven", "empty"]
     seen = site.machine("one").run("subclasses:sharded", site.url, names, backwards)
     _check(seen, 4)
-    assert sum(seen[1]["hits"].values()) == 4
+    # torch 2.11 makes a new function of each call of to_local(): only the second level shares it.
+    assert sum(seen[1]["hits"].values()) == (4 if TORCH >= (2, 12) else 0)
 
 
 @slow

@@ -16,6 +16,7 @@ ARGUMENTS = Fields(
     f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function",
     """bw_compiler lazy_backward_info try_save_cache_entry compiled_bw_func fw_metadata
     aot_config""",
+    added={"bw_compiler": (2, 13)},
     feature=FEATURE,
 )
 no_autocast = AnyClass("torch._C:_DisableAutocast", feature=FEATURE)
