@@ -143,7 +143,7 @@ def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
         hooks = traced("pack", cache_hash), traced("unpack", cache_hash)
         torch.compiler.reset()
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            found.append(train(compile_it(lambda x: x.cos() * by), matrix(True)))
+            found.append(train(compile_it(lambda x, by=by: x.cos() * by), matrix(True)))
     return found
 
 
