@@ -197,6 +197,7 @@ def test_used_keys_are_written_to_the_manifest(call: Call, tmp_path: Path) -> No
     assert keys == ["a1", "a2"]
 
 
+@pytest.mark.needs("recall")
 def test_frames_are_reported_if_there_are_any(call: Call, runs: list[str]) -> None:
     assert "frames" not in call("report").out
     (run,) = recalling()

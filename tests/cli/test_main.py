@@ -155,6 +155,7 @@ def test_a_retried_request_is_shown_on_a_terminal(tmp_path: Path) -> None:
 # -- docs/commands.md
 
 
+@pytest.mark.needs
 def test_the_page_is_up_to_date() -> None:
     """``make commands`` updates it."""
     assert PAGE.read_text(encoding="utf-8") == reference()

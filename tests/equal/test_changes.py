@@ -77,6 +77,7 @@ def _sizes(count: int) -> dict[str, Any]:
     return judge(pairs(count) if count else A_FEW).as_dict()
 
 
+@pytest.mark.needs("recall")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "count", [0, pytest.param(10, marks=slow), pytest.param(240, marks=nightly)]
