@@ -145,6 +145,7 @@ def test_the_local_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert Settings().local_dir == str(tmp_path / f"s3cache-{os.geteuid()}")
 
 
+@pytest.mark.needs
 def test_the_file_of_typed_arguments_is_up_to_date() -> None:
     """``make docs-settings`` writes it."""
     assert options.FILE.read_text(encoding="utf-8") == options.generated()

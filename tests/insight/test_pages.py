@@ -83,6 +83,7 @@ def test_the_page_shows_all_parts_of_a_report() -> None:
     assert (explained.count("!"), explained.count("mine.op has no formula")) == (2, 1)
 
 
+@pytest.mark.needs
 def test_expected_reasons_are_those_of_the_documentation() -> None:
     reasons = Path(__file__).resolve().parents[2] / "docs" / "reasons.md"
     part = reasons.read_text(encoding="utf-8").partition("## Expected reasons\n")[2]
