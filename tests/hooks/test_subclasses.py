@@ -33,6 +33,7 @@ def _check(seen: Sequence[dict[str, Any]], lookups: int) -> None:
     assert second["saved"] == 0
 
 
+@pytest.mark.needs("device")  # only it knows whether code holds the number of a rank
 @pytest.mark.parametrize("backwards", [False, True])
 def test_ranks_with_different_shards_do_not_share_an_entry(site: Site, backwards: bool) -> None:
     """Their DTensors have equal sizes; which rank comes first does not matter."""
