@@ -58,11 +58,12 @@ class Row(NamedTuple):
 
 @dataclass(eq=False)
 class Declaration:
-    """One or more names at one place in torch, and the first release that has them.
+    """One or more names at one place in torch, and the releases that have them.
 
     Attributes:
         place: ``"module:path"``, or a module.
         since: the first release that has the names, if the oldest supported one does not.
+        until: the first release that lacks them again.
         feature: the only feature that needs them; it is off without them. A name without a feature
             is required by the cache.
     """
@@ -70,6 +71,7 @@ class Declaration:
     place: str
     _: KW_ONLY
     since: Release = (0, 0)
+    until: Release = (99, 0)
     feature: str = ""
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class Declaration:
     @property
     def expected(self) -> bool:
         """Whether the installed release should have it, by this declaration."""
-        return installed_release() >= self.since
+        return self.since <= installed_release() < self.until
 
     def bind(self) -> None:
         """Find it in the installed torch, or raise :class:`UnsupportedTorchError`."""
@@ -116,9 +118,11 @@ class Internal(Declaration, Generic[T]):
         """
         if self._owner is None:
             if not self.expected:
-                of = "{}.{}".format(*self.since)
+                is_old = installed_release() < self.since
+                of = "{}.{}".format(*(self.since if is_old else self.until))
+                when = "which is of" if is_old else "which was removed in"
                 raise UnsupportedTorchError(
-                    f"torch {installed_version()} lacks {self.place}, which is of {of}"
+                    f"torch {installed_version()} lacks {self.place}, {when} {of}"
                 )
             self._owner = _locate(self.place)
         return self._owner

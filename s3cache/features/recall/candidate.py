@@ -41,6 +41,7 @@ class Candidate:
         symbols: sources of numbers that are bound by the expressions only.
         expressions: conditions on sizes and numbers, in Python.
         key_order: sources of dictionaries with an order that matters.
+        questions: what Dynamo asked the process: kind, objects, and the answer as text.
         absent: names in the traced code that a module lacks, by module; ``""`` is the frame's own.
         libraries: top-level packages, each with version and digest.
         imports: modules by the global name that Dynamo gave them.
@@ -64,6 +65,7 @@ class Candidate:
     symbols: list[int] = field(default_factory=list)
     expressions: list[str] = field(default_factory=list)
     key_order: list[int] = field(default_factory=list)
+    questions: list[Any] = field(default_factory=list)
     absent: list[Any] = field(default_factory=list)
     libraries: list[Any] = field(default_factory=list)
     imports: list[Any] = field(default_factory=list)
@@ -110,7 +112,8 @@ class Candidate:
     @property
     def condition(self) -> str:
         """A digest of reads and guards: two results under one condition are a mistake."""
-        parts = [self.rows, self.reads, self.guards, self.sizes, self.expressions]
+        asked = [self.guards, self.questions, self.sizes, self.expressions]
+        parts = [self.rows, self.reads, *asked]
         return hashlib.sha256(msgpack.packb(parts)).hexdigest()[:32]
 
     @classmethod

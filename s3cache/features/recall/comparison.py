@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from s3cache.features.recall import dynamo, names
@@ -17,6 +17,7 @@ from s3cache.features.recall.guards import (
     check_guard,
     is_by_argument,
 )
+from s3cache.features.recall.questions import changed
 from s3cache.features.recall.recording import PythonFrame, digest, first_read, is_dense
 from s3cache.features.recall.sources import OWN_BUILTINS, Sources, builtins_of
 from s3cache.graph import origin_of_file, placement
@@ -37,9 +38,10 @@ class FrameComparison:
     def _difference(self) -> str:
         made, frame, places = self.candidate, self._frame, self._places
         for alias, name in made.imports:
-            module = sys.modules.get(name)
-            if module is None:
+            if name not in sys.modules:
                 return f"module {name} is not imported"
+            # torch keeps the first module that it imports by a name, for later traces too.
+            module = names.import_module.get()(name)
             if frame.names.setdefault(alias, module) is not module:
                 return f"{alias} is another module"
         frame.names[OWN_BUILTINS] = builtins_of(frame.names)
@@ -80,6 +82,8 @@ class FrameComparison:
                     return str(places.source(number).name)
             elif is_by_argument(kind) and check_guard(places, kind, number, args, kwargs) != found:
                 return f"{kind} of {places.source(number).name}"
+        if question := changed(made.questions, places, builtins_of(frame.names)):
+            return f"the answer to {question}"
         for expression in made.expressions:
             if not places.holds(expression):
                 return f"guard {expression}"
@@ -133,7 +137,7 @@ class FrameComparison:
         """Return the state of all guarded values that the guards check."""
         # torch also checks the order of some tables, without a separate guard.
         found: list[object] = [
-            [key if type(key) is str else _Same(key) for key in dict(places.at(number))]
+            [key if type(key) is str else _Same(key) for key in _in_order(places.at(number))]
             for number in self.candidate.key_order
         ]
         symbols = set(self.candidate.symbols)
@@ -191,6 +195,11 @@ def _guarded_state(kind: str, value: Any, is_symbol: bool, sizes: list[Any] | No
     if isinstance(value, types.BuiltinFunctionType):
         return [value.__name__, _Same(value.__self__)]
     return _Same(value)
+
+
+def _in_order(values: Any) -> Iterable[object]:
+    """Return the keys of a dictionary, also of one with its own iteration, or a set's elements."""
+    return dict.keys(values) if isinstance(values, dict) else values
 
 
 def _is_plain(table: Any) -> bool:

@@ -10,6 +10,7 @@ variable, the value has its own source and its own text.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import hashlib
@@ -18,8 +19,8 @@ import os
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from s3cache.features.recall import dynamo, names
 from s3cache.graph import (
@@ -59,6 +60,8 @@ _CODE = (types.FunctionType, types.ModuleType, types.CodeType, type, *NATIVE)
 #: Attributes of a function that change how Dynamo treats a call, and run code during the trace.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
+#: Attributes of a function in which torch remembers something, at the first call.
+_MEMOS = frozenset({"__dynamo_disable"})
 #: Methods that Dynamo runs while it traces; they may read anything.
 _RUN_BY_DYNAMO = frozenset(
     {"__class_getitem__", "__instancecheck__", "__subclasscheck__", "__subclasshook__"}
@@ -233,7 +236,7 @@ class ContentDescriber:
         named = sorted((function.__kwdefaults__ or {}).items())
         given = part.all("", [held, function.__defaults__ or (), named])
         name = f"{function.__module__}.{function.__qualname__}"
-        return f"function {name} {_digest_of_code(code)} {given} {sorted(marks)}"
+        return f"function {name} {_digest_of_code(code)} {given} {sorted({*marks} - _MEMOS)}"
 
     def note(self, code: types.CodeType, names: dict[str, object]) -> None:
         """Note code and its nested code with the global names that it runs under."""
@@ -376,12 +379,39 @@ def _digest_of_code(code: types.CodeType) -> str:
 
 
 def _attributes(value: object) -> list[str]:
-    """Return the names of an object's own attributes, in order.
+    """Return the names of an object's own attributes, in order, and what C says of it.
 
     Some names that torch sets have a random part.
     """
     found = getattr(value, "__dict__", None)
-    return [_UUID.sub("", str(name)) for name in found] if isinstance(found, dict) else []
+    own = [_UUID.sub("", str(name)) for name in found] if isinstance(found, dict) else []
+    for name, member in _members_in_c(cast("Hashable", type(value))):
+        with contextlib.suppress(Exception):  # whatever it lacks
+            own.append(f"{name}={_Shallow().of(member.__get__(value))}")
+    return own
+
+
+@functools.lru_cache(maxsize=4096)
+def _members_in_c(kind: type) -> list[tuple[str, Any]]:
+    """Return the attributes that classes in C give to their objects, such as ``deque.maxlen``.
+
+    Dynamo has no source for them. It has one for each slot of a class in Python.
+    """
+    return [
+        (name, member)
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType))
+        and not name.startswith("__")
+        and "__slots__" not in vars(base)
+    ]
+
+
+def plain_content(value: object) -> str:
+    """Return the text of a constant or a container; of another object, that of its attributes."""
+    held = getattr(value, "__dict__", None)
+    own = [_Shallow().of(value), *([_Shallow().of(held)] if isinstance(held, dict) else ())]
+    return " ".join(own)
 
 
 _UUID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")

@@ -213,7 +213,12 @@ def _size_entry(name: str, value: object) -> Any:
         table = types.SimpleNamespace(automatic_dynamic={})
         state = types.SimpleNamespace(all_states=None, local_state=table)
         trace = types.SimpleNamespace(distributed_state=state)
-        return names.record_automatic_dynamic.get()(trace, name, value)
+        entry = names.record_automatic_dynamic.get()(trace, name, value)
+        for dim in getattr(value, names.DYNAMIC_DIMS, ()):  # marked by the user
+            marks = [names.auto_unset.get()] * value.dim()
+            marks[dim] = names.auto_dynamic.get()
+            entry |= names.size_entry.get().make_size(size=marks)
+        return entry
     if type(value) in (int, float):
         return names.size_entry.get().make_scalar(value)
     return None

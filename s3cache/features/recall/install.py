@@ -32,6 +32,14 @@ from s3cache.features.recall.candidate import KIND, Candidate, renamed, restored
 from s3cache.features.recall.comparison import FrameComparison
 from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
 from s3cache.features.recall.guards import Builder, LateGuards
+from s3cache.features.recall.questions import (
+    UNKNOWN,
+    Question,
+    of_attribute,
+    of_builtin,
+    of_call,
+    of_classes,
+)
 from s3cache.features.recall.recording import PythonFrame, Recording
 from s3cache.features.recall.sources import RefusedError
 from s3cache.graph import (
@@ -58,6 +66,7 @@ if TYPE_CHECKING:
 logger = logger_of("recall")
 
 _MAX_CANDIDATES = 16
+_OF_CLASSES = (isinstance, issubclass)
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
@@ -442,6 +451,9 @@ class Recall:
         self._patches = patches
         patches.install(self)
 
+        for read in (names.attribute_of_module, names.attribute_of_module_now):
+            if read.expected:
+                patches.wrap(read, self._attribute_of_module)
         wrap_parts = partial(patches.wrap, names.compile_parts, self._compile_parts)
         patches.callback(when_imported(names.DDP_OPTIMIZER, wrap_parts))
         patches.callback(self._session.events.looked_up.subscribe(self._looked_up))
@@ -481,6 +493,66 @@ class Recall:
         if (recording := self._thread.recording) is not None:
             recording.sourceless.append(value)
         return original(tx, value)
+
+    # -- questions to the process
+
+    @around(names.call_builtin)
+    def _call_builtin(
+        self,
+        original: Function[object],
+        variable: DynamoObject,
+        tx: object,
+        args: Sequence[DynamoObject],
+        kwargs: Mapping[str, DynamoObject],
+    ) -> object:
+        result = original(variable, tx, args, kwargs)
+        if (recording := self._thread.recording) is not None and variable.fn in _OF_CLASSES:
+            with recording.refusing():
+                asked = of_classes(variable.fn, args)
+                recording.asked += [(question, UNKNOWN) for question in asked]
+        return result
+
+    @around(names.call_torch, names.call_skipped, names.call_polyfilled)
+    def _call_function(
+        self,
+        original: Function[DynamoObject],
+        variable: DynamoObject,
+        tx: object,
+        args: Sequence[DynamoObject],
+        kwargs: Mapping[str, DynamoObject],
+    ) -> object:
+        result = original(variable, tx, args, kwargs)
+        if (recording := self._thread.recording) is not None:
+            with recording.refusing():
+                if (question := of_call(variable, args, kwargs)) is not None:
+                    is_kept = result.is_python_constant()
+                    answer = result.as_python_constant() if is_kept else UNKNOWN
+                    recording.asked.append((question, answer))
+        return result
+
+    @around(names.has_attribute)
+    def _has_attribute(
+        self, original: Function[object], module: DynamoObject, tx: object, name: str
+    ) -> object:
+        self._ask(of_attribute(module, name))
+        return original(module, tx, name)
+
+    def _attribute_of_module(
+        self, original: Function[object], module: DynamoObject, tx: object, name: str
+    ) -> object:
+        if not hasattr(module.value, name):
+            self._ask(of_attribute(module, name))
+        return original(module, tx, name)
+
+    @around(names.load_builtin)
+    def _load_builtin(self, original: Function[object], trace: DynamoObject, argval: str) -> object:
+        if not callable(trace.f_builtins.get(argval)):  # those have sources
+            self._ask(of_builtin(argval))
+        return original(trace, argval)
+
+    def _ask(self, question: Question) -> None:
+        if (recording := self._thread.recording) is not None:
+            recording.asked.append((question, UNKNOWN))
 
     @around(names.update_automatic_dynamic)
     def _automatic_dynamic(

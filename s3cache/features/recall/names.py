@@ -13,12 +13,14 @@ FEATURE = "recalling frames without tracing them (recall)"
 LOADING = "loading the graphs of recalled frames (recall)"
 
 _AUTOGRAD = "torch.autograd"
-_BUILDER = "torch._dynamo.variables.builder"
+_VARIABLES = "torch._dynamo.variables"
+_BUILDER = f"{_VARIABLES}.builder"
 _C = "torch._C"
 _CONFIG = "torch._dynamo.config"
 _DECORATORS = "torch._dynamo.decorators"
 _FRAME = "torch._dynamo.convert_frame"
 _GUARDS = "torch._dynamo.guards"
+_MODULE = f"{_VARIABLES}.misc:PythonModuleVariable"
 _PGO = "torch._dynamo.pgo"
 _STATE = "torch._dynamo.output_graph:OutputGraphGuardsState"
 _TYPES = "torch._dynamo.types"
@@ -31,6 +33,26 @@ sources = AnyObject("torch._dynamo.source", feature=FEATURE)
 source_class = AnyClass("torch._guards:Source", feature=FEATURE)
 build_variable = AnyFunction(f"{_BUILDER}:VariableBuilder.__call__", feature=FEATURE)
 build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=FEATURE)
+# Calls and accesses in which Dynamo may fold an answer of the process.
+call_builtin = AnyFunction(f"{_VARIABLES}.builtin:BuiltinVariable.call_function", feature=FEATURE)
+call_polyfilled = AnyFunction(
+    f"{_VARIABLES}.functions:PolyfilledFunctionVariable.call_function", feature=FEATURE
+)
+call_skipped = AnyFunction(
+    f"{_VARIABLES}.functions:SkipFunctionVariable.call_function", feature=FEATURE
+)
+call_torch = AnyFunction(
+    f"{_VARIABLES}.torch:TorchInGraphFunctionVariable.call_function", feature=FEATURE
+)
+folded = AnyObject(f"{_VARIABLES}.torch:constant_fold_functions", feature=FEATURE)
+has_attribute = AnyFunction(f"{_MODULE}.call_obj_hasattr", feature=FEATURE)
+attribute_of_module = AnyFunction(f"{_MODULE}.var_getattr", until=(2, 15), feature=FEATURE)
+attribute_of_module_now = AnyFunction(f"{_MODULE}.tp_getattro_impl", since=(2, 15), feature=FEATURE)
+load_builtin = AnyFunction(
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase.load_builtin_from_argval",
+    feature=FEATURE,
+)
+import_module = AnyFunction("torch._dynamo.symbolic_convert:_import_module", feature=FEATURE)
 closure_vars = AnyFunction(f"{_GUARDS}:_get_closure_vars", feature=FEATURE)
 dispatch_keys = AnyFunction(f"{_C}:_dispatch_keys", feature=FEATURE)
 #: Attributes of tensors with marks of the user, or of Dynamo.
@@ -83,6 +105,7 @@ code_state = AnyFunction(f"{_PGO}:get_code_state", feature=FEATURE)
 code_id = AnyClass(f"{_PGO}:CodeId", feature=FEATURE)
 size_entry = AnyClass(f"{_PGO}:FrameStateSizeEntry", feature=FEATURE)
 auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=FEATURE)
+auto_unset = AnyObject(f"{_PGO}:auto_unset", feature=FEATURE)
 update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=FEATURE)
 record_automatic_dynamic = AnyFunction(f"{_BUILDER}:record_automatic_dynamic", feature=FEATURE)
 

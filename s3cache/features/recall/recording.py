@@ -26,12 +26,14 @@ from s3cache.features.recall.content import (
     is_environment,
 )
 from s3cache.features.recall.guards import WHOLE, guard_row
+from s3cache.features.recall.questions import Question, question_rows
 from s3cache.features.recall.sources import (
     BUILTINS,
     OWN_BUILTINS,
     RefusedError,
     Source,
     Sources,
+    builtins_of,
     is_imported,
     is_state_of_module,
     name_of_module,
@@ -66,6 +68,7 @@ class Recording:
     frame: PythonFrame
     reads: list[tuple[Source, object]] = field(default_factory=list)
     sourceless: list[object] = field(default_factory=list)
+    asked: list[tuple[Question, object]] = field(default_factory=list)  # with answers
     lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
     dynamic: list[str] = field(default_factory=list)
     refused: RefusedError | None = None
@@ -241,6 +244,7 @@ class Recording:
             elif name not in graph.import_sources:
                 raise RefusedError("global", f"its bytecode needs {name}")
         self._add_graph(made, has_places=has_places)
+        made.questions = question_rows(self.asked, self._sources, builtins_of(self.frame.names))
         try:
             made.code = _packed(renamed(code, names))
         except ValueError as exc:
