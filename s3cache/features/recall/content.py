@@ -19,8 +19,9 @@ import os
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakKeyDictionary
 
 from s3cache.features.recall import dynamo, names
 from s3cache.graph import (
@@ -385,26 +386,30 @@ def _attributes(value: object) -> list[str]:
     """
     found = getattr(value, "__dict__", None)
     own = [_UUID.sub("", str(name)) for name in found] if isinstance(found, dict) else []
-    for name, member in _members_in_c(cast("Hashable", type(value))):
+    for name, member in _members_in_c(type(value)):
         with contextlib.suppress(Exception):  # whatever it lacks
             own.append(f"{name}={_Shallow().of(member.__get__(value))}")
     return own
 
 
-@functools.lru_cache(maxsize=4096)
+_members: WeakKeyDictionary[type, list[tuple[str, Any]]] = WeakKeyDictionary()
+
+
 def _members_in_c(kind: type) -> list[tuple[str, Any]]:
     """Return the attributes that classes in C give to their objects, such as ``deque.maxlen``.
 
     Dynamo has no source for them. It has one for each slot of a class in Python.
     """
-    return [
-        (name, member)
-        for base in kind.__mro__
-        for name, member in vars(base).items()
-        if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType))
-        and not name.startswith("__")
-        and "__slots__" not in vars(base)
-    ]
+    if kind not in _members:
+        _members[kind] = [
+            (name, member)
+            for base in kind.__mro__
+            for name, member in vars(base).items()
+            if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType))
+            and not name.startswith("__")
+            and "__slots__" not in vars(base)
+        ]
+    return _members[kind]
 
 
 def plain_content(value: object) -> str:

@@ -198,17 +198,23 @@ def _folded_name(function: Any) -> str:
 
 
 def _read(plain: Plain, sources: Sources) -> object:
-    """Return the object of plain data."""
+    """Return the object of plain data.
+
+    Raises:
+        Exception: it is not there any more.
+    """
     kind, *rest = plain
     if kind == "constant":
         return dynamo.constant_of(rest[0])
     if kind == "plain":
         return sources.argument(rest[0])
     if kind == "module":
-        return sys.modules.get(rest[0])
+        return sys.modules[rest[0]]
     if kind == "named":
-        return value_at(*rest)
+        if (found := value_at(*rest)) is None:
+            raise LookupError(rest)
+        return found
     if kind == "folded":
-        return next((f for f in names.folded.get() if _folded_name(f) == rest[0]), None)
+        return next(each for each in names.folded.get() if _folded_name(each) == rest[0])
     value = sources.at(rest[0])
     return type(value) if kind == "type" else value
