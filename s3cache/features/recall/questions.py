@@ -128,7 +128,8 @@ def changed(rows: Sequence[Plain], sources: Sources, builtins: Mapping[str, obje
 
 def _said(row: Plain) -> str:
     kind, about = row
-    return f"{kind} {' '.join(str(value) for _, *rest in about for value in rest)}"
+    values = [str(value) for _, *rest in about for value in rest if value != ["tuple", []]]
+    return f"{kind} {' '.join(values)}"
 
 
 def answer_to(row: Plain, sources: Sources, builtins: Mapping[str, object]) -> str:

@@ -1,0 +1,96 @@
+"""Questions that Dynamo asked the process are asked again, and their answers compared."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import collections
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import MutableSequence, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from s3cache.features.recall.content import ContentDescriber
+from s3cache.features.recall.questions import UNKNOWN, Question, changed, question_rows
+from s3cache.features.recall.sources import RefusedError, Sources
+
+
+class Listed:
+    """A class that a test registers."""
+
+
+def _rows(kind: str, *about: object) -> list[object]:
+    question = Question(kind, tuple((each, None) for each in about))
+    return question_rows([(question, UNKNOWN)] * 2, Sources({}, {}), vars(builtins))
+
+
+def _changed(rows: list[object]) -> str:
+    return changed(rows, Sources({}, {}), vars(builtins))
+
+
+def test_a_function_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = _rows("call", importlib.util.find_spec, (), "recall_later")
+    assert (len(rows), _changed(rows)) == (1, "")
+    (tmp_path / "recall_later.py").touch()
+    importlib.invalidate_caches()
+    assert _changed(rows) == "call importlib.util find_spec recall_later"
+
+
+def test_a_function_of_torch_is_asked_again() -> None:
+    rows = _rows("call", torch.get_autocast_dtype, (), "cpu")
+    assert _changed(rows) == ""
+    before = torch.get_autocast_dtype("cpu")
+    try:
+        torch.set_autocast_dtype("cpu", torch.float16)
+        assert _changed(rows) != ""
+    finally:
+        torch.set_autocast_dtype("cpu", before)
+
+
+def test_a_module_may_get_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "recall_lib", lib := types.ModuleType("recall_lib"))
+    rows = _rows("attribute", lib, "flash")
+    assert _changed(rows) == ""
+    lib.__dict__["flash"] = True
+    assert _changed(rows) == "attribute recall_lib flash"
+
+
+def test_a_class_may_be_registered() -> None:
+    """A subclass of the abstract class has the registry."""
+    rows = _rows("subclass", Listed, Sequence)
+    assert _changed(rows) == ""
+    MutableSequence.register(Listed)
+    assert _changed(rows).startswith("subclass ")
+
+
+def test_builtins_may_get_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _rows("builtin", "recall_constant")
+    assert _changed(rows) == ""
+    monkeypatch.setattr(builtins, "recall_constant", 1, raising=False)
+    assert _changed(rows) == "builtin recall_constant"
+
+
+def test_a_question_that_cannot_be_asked_again_refuses_the_frame() -> None:
+    class Local(abc.ABC):  # noqa: B024 - it only has a registry
+        """A class without a name in its module."""
+
+    with pytest.raises(RefusedError, match="neither a name nor a source"):
+        _rows("subclass", Listed, Local)
+
+
+def test_attributes_that_c_gives_to_an_object_are_in_its_text() -> None:
+    class OwnError(Exception):
+        """Has its arguments in C."""
+
+    class Queue(collections.deque[int]):
+        """Has its maximum in C."""
+
+    for make in (lambda n: collections.deque([1], n), lambda n: Queue([1], n), OwnError):
+        some, same, other = (ContentDescriber().of(make(n)) for n in (2, 2, 3))
+        assert some == same != other
