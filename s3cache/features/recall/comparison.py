@@ -33,15 +33,34 @@ class FrameComparison:
     def __init__(self, candidate: Candidate, frame: PythonFrame) -> None:
         self.candidate, self._frame = candidate, frame
         self._places = Sources(frame.variables, frame.names, candidate.rows)
-        self.difference = self._difference()
+        self._added: list[str] = []  # global names of modules
+        self.difference = "cannot be compared"
+        try:
+            self.difference = self._difference() or self._difference_of_modules()
+        finally:
+            if self.difference:  # a trace must not find names that it would not have made
+                for alias in self._added:
+                    del frame.names[alias]
+
+    def _difference_of_modules(self) -> str:
+        """Return the first module that torch imports by a name, but that is replaced since.
+
+        torch keeps the first one for all later traces, so from now on it keeps these.
+        """
+        for alias, name in self.candidate.imports:
+            is_torchs = alias.startswith(dynamo.IMPORT)
+            if is_torchs and names.import_module.get()(name) is not self._frame.names[alias]:
+                return f"{alias} is another module"
+        return ""
 
     def _difference(self) -> str:
         made, frame, places = self.candidate, self._frame, self._places
         for alias, name in made.imports:
-            if name not in sys.modules:
+            module = sys.modules.get(name)
+            if module is None:
                 return f"module {name} is not imported"
-            # torch keeps the first module that it imports by a name, for later traces too.
-            module = names.import_module.get()(name)
+            if alias not in frame.names:
+                self._added.append(alias)
             if frame.names.setdefault(alias, module) is not module:
                 return f"{alias} is another module"
         frame.names[OWN_BUILTINS] = builtins_of(frame.names)
