@@ -9,7 +9,7 @@ from typing import Any
 
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import Candidate
-from s3cache.features.recall.content import ContentDescriber, is_environment, tensor_guarded
+from s3cache.features.recall.content import ContentDescriber, tensor_guarded
 from s3cache.features.recall.guards import (
     OF_PROCESS,
     WHOLE,
@@ -83,10 +83,9 @@ class FrameComparison:
             is_symbol = number in symbols and type(value) in (int, float)
             if is_symbol:
                 text = f"any {type(value).__name__}"
-            elif is_environment(value) and not made.takes_all_of(number):
-                text = contents.of_environment(value)
             else:
-                text = contents.of(value, is_state=is_state)
+                single = None if made.takes_all_of(number) else contents.by_single_keys(value)
+                text = contents.of(value, is_state=is_state) if single is None else single
             if digest(text) != expected or first_read(value, first, index) != same:
                 return str(places.source(number).name)
         for number, sizes, strides in made.sizes:

@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import os
 import re
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -112,6 +113,16 @@ class ContentDescriber:
         if known is None:
             known = self._texts[id(value)] = value, self._of(value, is_state=is_state)
         return known[1]
+
+    def by_single_keys(self, table: object) -> str | None:
+        """Return the text of a table of the process, of which only single keys are read.
+
+        It is None for any other object. Each trace imports modules, so their names are not in the
+        text; there is a question for each that Dynamo missed.
+        """
+        if is_environment(table):
+            return self.of_environment(cast("dict[bytes, bytes]", table))
+        return "imported modules" if table is sys.modules else None
 
     def of_environment(self, table: dict[bytes, bytes]) -> str:
         """Return the names of environment variables, except those that are not compared."""

@@ -39,6 +39,7 @@ from s3cache.features.recall.questions import (
     of_builtin,
     of_call,
     of_classes,
+    of_key,
 )
 from s3cache.features.recall.recording import PythonFrame, Recording
 from s3cache.features.recall.sources import RefusedError
@@ -543,6 +544,19 @@ class Recall:
         if not hasattr(module.value, name):
             self._ask(of_attribute(module, name))
         return original(module, tx, name)
+
+    @around(names.subscript)
+    def _subscript(
+        self, original: Function[object], table: DynamoObject, tx: object, arg: DynamoObject
+    ) -> object:
+        try:
+            return original(table, tx, arg)
+        except Exception:
+            # Dynamo guards a key that it found, and one of which it asked whether it is there.
+            key = arg.as_python_constant() if arg.is_python_constant() else None
+            if table.source is not None and type(key) is str:
+                self._ask(of_key(table.source, key))
+            raise
 
     @around(names.load_builtin)
     def _load_builtin(self, original: Function[object], trace: DynamoObject, argval: str) -> object:

@@ -48,6 +48,9 @@ folded = AnyObject(f"{_VARIABLES}.torch:constant_fold_functions", feature=FEATUR
 has_attribute = AnyFunction(f"{_MODULE}.call_obj_hasattr", feature=FEATURE)
 attribute_of_module = AnyFunction(f"{_MODULE}.var_getattr", until=(2, 15), feature=FEATURE)
 attribute_of_module_now = AnyFunction(f"{_MODULE}.tp_getattro_impl", since=(2, 15), feature=FEATURE)
+subscript = AnyFunction(
+    f"{_VARIABLES}.dicts:ConstDictVariable.getitem_const_raise_exception_if_absent", feature=FEATURE
+)
 load_builtin = AnyFunction(
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase.load_builtin_from_argval",
     feature=FEATURE,

@@ -1,9 +1,10 @@
 """Ask the questions again that Dynamo asked the process while it traced a frame.
 
-Dynamo folds some answers into traced code, without a guard: whether a module has an attribute,
-whether a class is registered with an abstract one, the constants in ``builtins``, and the results
-of functions such as ``torch.distributed.is_initialized``. A question is plain data: its kind, and
-its objects by name or source. A frame with a question that cannot be asked again is refused.
+Dynamo folds some answers into traced code, without a guard: whether a module has an attribute or a
+dictionary a key, whether a class is registered with an abstract one, the constants in ``builtins``,
+and the results of functions such as ``torch.distributed.is_initialized``. A question is plain data:
+its kind, and its objects by name or source. A frame with a question that cannot be asked again is
+refused.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Question(NamedTuple):
     about: tuple[tuple[object, Source | None], ...]
 
 
+#: An object that only has a source.
+_AT_SOURCE: Final = object()
+
+
 def of_attribute(module: Any, name: str) -> Question:
     """Return the question whether a module, as a variable of Dynamo, has an attribute."""
     return Question("attribute", ((module.value, module.source), (name, None)))
@@ -38,6 +43,11 @@ def of_attribute(module: Any, name: str) -> Question:
 def of_builtin(name: str) -> Question:
     """Return the question for a constant in ``builtins``."""
     return Question("builtin", ((name, None),))
+
+
+def of_key(table: Source, key: str) -> Question:
+    """Return the question whether the dictionary at a source has a key."""
+    return Question("key", ((_AT_SOURCE, table), (key, None)))
 
 
 def of_classes(function: object, arguments: Sequence[Any]) -> Iterator[Question]:
@@ -151,6 +161,7 @@ def _called(_: object, function: Any, keywords: tuple[str, ...], *values: object
 _ABSENT: Final = "s3cache: absent"
 _ASK: Final[Mapping[str, Callable[..., object]]] = {
     "attribute": lambda _, module, name: hasattr(module, name),
+    "key": lambda _, table, key: dict.__contains__(table, key),
     "subclass": lambda _, kind, base: issubclass(kind, base),
     "builtin": lambda builtins, name: builtins.get(name, _ABSENT),
     "call": _called,
@@ -172,6 +183,8 @@ def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
     Raises:
         RefusedError: it has neither a name nor a source.
     """
+    if value is _AT_SOURCE:
+        return ["at", sources.number(source)]
     if (row := dynamo.constant_row(value)) is not None:
         return ["constant", row]
     if type(value) in PLAIN_KINDS or type(value) is tuple:

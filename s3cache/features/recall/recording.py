@@ -147,11 +147,9 @@ class Recording:
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
                 continue
             is_state = is_state_of_module(source)
-            if is_environment(there) and not made.takes_all_of(number):
-                text = contents.of_environment(there)
-                self._reads_environment = True
-            else:
-                text = contents.of(there, is_state=is_state)
+            single = None if made.takes_all_of(number) else contents.by_single_keys(there)
+            self._reads_environment |= single is not None and is_environment(there)
+            text = contents.of(there, is_state=is_state) if single is None else single
             made.reads.append([number, digest(text), same, is_state])
             if is_dense(there):
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
