@@ -541,7 +541,7 @@ class Recall:
     def _attribute_of_module(
         self, original: Function[object], module: DynamoObject, tx: object, name: str
     ) -> object:
-        if not hasattr(module.value, name):
+        if self._thread.recording is not None and not hasattr(module.value, name):
             self._ask(of_attribute(module, name))
         return original(module, tx, name)
 
