@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 logger = logger_of("recall")
 
 _MAX_CANDIDATES = 16
-_OF_CLASSES = (isinstance, issubclass)
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
@@ -497,19 +496,19 @@ class Recall:
 
     # -- questions to the process
 
-    @around(names.call_builtin)
-    def _call_builtin(
+    @around(names.is_instance, names.is_subclass)
+    def _asks_of_classes(
         self,
         original: Function[object],
         variable: DynamoObject,
         tx: object,
-        args: Sequence[DynamoObject],
-        kwargs: Mapping[str, DynamoObject],
+        value: DynamoObject,
+        kinds: DynamoObject,
     ) -> object:
-        result = original(variable, tx, args, kwargs)
-        if (recording := self._thread.recording) is not None and variable.fn in _OF_CLASSES:
+        result = original(variable, tx, value, kinds)
+        if (recording := self._thread.recording) is not None:
             with recording.refusing():
-                asked = of_classes(variable.fn, args)
+                asked = of_classes(variable.fn, value, kinds)
                 recording.asked += [(question, UNKNOWN) for question in asked]
         return result
 

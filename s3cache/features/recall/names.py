@@ -15,6 +15,7 @@ LOADING = "loading the graphs of recalled frames (recall)"
 _AUTOGRAD = "torch.autograd"
 _VARIABLES = "torch._dynamo.variables"
 _BUILDER = f"{_VARIABLES}.builder"
+_BUILTIN = f"{_VARIABLES}.builtin:BuiltinVariable"
 _C = "torch._C"
 _CONFIG = "torch._dynamo.config"
 _DECORATORS = "torch._dynamo.decorators"
@@ -34,7 +35,8 @@ source_class = AnyClass("torch._guards:Source", feature=FEATURE)
 build_variable = AnyFunction(f"{_BUILDER}:VariableBuilder.__call__", feature=FEATURE)
 build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=FEATURE)
 # Calls and accesses in which Dynamo may fold an answer of the process.
-call_builtin = AnyFunction(f"{_VARIABLES}.builtin:BuiltinVariable.call_function", feature=FEATURE)
+is_instance = AnyFunction(f"{_BUILTIN}.call_isinstance", feature=FEATURE)
+is_subclass = AnyFunction(f"{_BUILTIN}.call_issubclass", feature=FEATURE)
 call_polyfilled = AnyFunction(
     f"{_VARIABLES}.functions:PolyfilledFunctionVariable.call_function", feature=FEATURE
 )

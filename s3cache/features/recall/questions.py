@@ -50,12 +50,12 @@ def of_key(table: Source, key: str) -> Question:
     return Question("key", ((_AT_SOURCE, table), (key, None)))
 
 
-def of_classes(function: object, arguments: Sequence[Any]) -> Iterator[Question]:
+def of_classes(function: object, value: Any, kinds: Any) -> Iterator[Question]:
     """Yield the questions of ``isinstance`` or ``issubclass`` about classes with a registry.
 
-    The answers for other classes follow from their bases.
+    The answers for other classes follow from their bases. ``value`` and ``kinds`` are the arguments
+    as variables of Dynamo.
     """
-    value, kinds = arguments
     for base in _classes_in(kinds.as_python_constant()):
         if isinstance(base, abc.ABCMeta):
             is_class = function is issubclass
