@@ -120,6 +120,7 @@ docs-settings: $(READY) ## update the tables of settings, metrics, reasons and e
 	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics
 	$(BIN)/python -m infra.docs.events
+	$(BIN)/python -m infra.docs.asks
 
 commands: $(READY) ## write docs/commands.md from the commands themselves
 	@mkdir -p build

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from benchmarks.render import COMMANDS, fill, render
-from infra.docs import events, metrics, reasons
+from infra.docs import asks, events, metrics, reasons
 from infra.docs.settings import updated
 from s3cache.errors import ConfigError
 from s3cache.records import JOB
@@ -35,6 +35,7 @@ GENERATED: dict[Path, Callable[[str], str]] = {
     ROOT / "docs" / "configuration.md": updated,
     metrics.PAGE: metrics.updated,
     events.PAGE: events.updated,
+    asks.PAGE: asks.updated,
     **{
         ROOT / "docs" / name: partial(reasons.updated, table=table)
         for name, table in reasons.tables().items()

@@ -46,15 +46,19 @@ class Program:
         return "def change" in self.text
 
 
+def programs_in(path: Path) -> list[Program]:
+    """Return the programs of a file; their family is its name."""
+    parts = re.split(r"^#: ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    split = [part.partition("\n") for part in parts]
+    return [Program(path.stem, f"{path.stem}/{name}", text) for name, _, text in split]
+
+
 @functools.cache
 def all_programs() -> tuple[Program, ...]:
     """Return every program: those in files, and a value of each kind in several places."""
     found = [*_generated()]
     for path in sorted(Path(__file__).with_name("programs").glob("*.txt")):
-        family = path.stem
-        for part in re.split(r"^#: ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-            name, _, text = part.partition("\n")
-            found.append(Program(family, f"{family}/{name}", text))
+        found += programs_in(path)
     names = [program.name for program in found]
     assert len(names) == len({*names}), "two programs have one name"
     return tuple(found)

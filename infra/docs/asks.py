@@ -1,0 +1,58 @@
+"""Update the summary of Dynamo's questions in docs/recall.md from the table.
+
+.venv/bin/python -m infra.docs.asks
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from infra import asks
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recall.md"
+_SHOWN = 3  # functions of one hole; the table has them all
+_BLOCK = re.compile(r"(?<=<!-- asks -->\n).*?(?=<!-- /asks -->)", re.DOTALL)
+
+
+def summary() -> str:
+    """Return a row for each way to have an answer, and one for each hole."""
+    rows = asks.table()
+    counts = Counter((row.how, release) for row in rows for release in row.digests)
+    lines = [
+        f"| how | | {' | '.join(asks.RELEASES)} |",
+        f"|---|---|{'---|' * len(asks.RELEASES)}",
+        *(
+            f"| `{how}` | {words} | {' | '.join(str(counts[how, r]) for r in asks.RELEASES)} |"
+            for how, words in asks.KINDS.items()
+        ),
+        "",
+        "| not recorded yet | asked by |",
+        "|---|---|",
+    ]
+    holes: dict[str, list[str]] = {}
+    for row in rows:
+        if row.how == "open":
+            holes.setdefault(row.answer, []).append(row.name)
+    for words, names in sorted(holes.items()):
+        shown = [f"`{name}`" for name in sorted(names)[:_SHOWN]]
+        more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+        lines.append(f"| {words} | {', '.join(shown + more)} |")
+    return "\n".join(lines) + "\n"
+
+
+def updated(page: str) -> str:
+    """Return ``page`` with the summary in its block.
+
+    Raises:
+        ValueError: the page has no block for it, or several.
+    """
+    page, count = _BLOCK.subn(lambda _: summary(), page)
+    if count != 1:
+        raise ValueError("the page has not exactly one block for Dynamo's questions")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
