@@ -85,6 +85,7 @@ _SHOWN = re.compile(r"__repr__|__str__|debug_repr|_\w*debug_\w+|reconstruct_pyco
 _FOLDS = re.compile(r"fold|tracing_state_functions|dispatch_key_set_functions", re.IGNORECASE)
 _EXAMPLE = re.compile(r" ?\[([^\[\]]+)\]")
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BINDS = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension)
 _SCOPE = (*_FUNCTION, ast.ClassDef)
 
 
@@ -146,10 +147,10 @@ class _Function(ast.NodeVisitor):
                 self.live.add(each.arg)
         if any(_name(each) == "classmethod" for each in function.decorator_list):
             self.live.discard("cls")
-        before = -1
+        before, nodes = -1, [node for node in _own_nodes(function) if isinstance(node, _BINDS)]
         while before < len(self.live):
             before = len(self.live)
-            for node in _own_nodes(function):
+            for node in nodes:
                 self._note_names(node)
         for each in function.body:
             self.visit(each)
