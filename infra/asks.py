@@ -39,6 +39,7 @@ _ATTRIBUTES = frozenset(
     """
     value fn obj real_value py_obj script_obj value_type cls_source_value user_cls func fn_cls
     f_globals f_builtins f_locals __globals__ __closure__ wrapper_obj descriptor cv_obj
+    frame_summary
     """.split()  # noqa: SIM905
 )
 _METHODS = frozenset(
@@ -46,12 +47,14 @@ _METHODS = frozenset(
     as_python_constant guard_as_python_constant python_type get_function get_fn get_real_value
     get_real_python_backed_value get_submodule as_python_literal get_python_type getattr_static
     _getattr_static import_module get_globals get_value get_torch_fn resolve_source_value peek_value
-    peek_type
+    peek_type _maybe_get_baseclass_method lookup_class_mro_attr lookup_cls_mro_attr
+    lookup_metaclass_attr _check_for_getattr
     """.split()  # noqa: SIM905
 )
 _PARAMETERS = frozenset(
     """
     value fn obj cls func val module real_value klass typ method subobj attr_value mod descriptor
+    e t v x src ty user_cls
     """.split()  # noqa: SIM905
 )
 _OF_TRACKERS = re.compile("Variable|Source|Translator|Codegen|Tracker")
@@ -72,15 +75,15 @@ _QUESTIONS = frozenset(
 _KEEPS_LIVE = ("getattr", "type", "dict", "list", "vars", "iter", "next", "tuple")
 _PROCESS = re.compile(
     r"(importlib|os|sys|dist|platform|warnings|torch)(\.\w+)*\.(_functorch\.\w+|stack\w*|version|"
-    r"_?(is|get|has|are|current|num|len|can|in|find|peek|dispatch)_\w+|environ|modules|getenv|"
-    r"import_module|find_spec|device_count)"
+    r"_?(\w+_)?(is|get|has|are|cur|current|num|len|can|in|find|peek|dispatch)_\w+|environ|modules|"
+    r"getenv|import_module|find_spec|device_count)"
 )
 _BUILDS = re.compile(
     r"((VariableTracker|variables|SourcelessBuilder)\.(build|create)|"
     r"SourcelessBuilder)$"
 )
 # Functions for people who read logs and errors.
-_SHOWN = re.compile(r"__repr__|__str__|debug_repr|_\w*debug_\w+|reconstruct_pycode")
+_SHOWN = re.compile(r"__repr__|__str__|_\w*debug_\w+|reconstruct_pycode")
 # Tables of functions that Dynamo calls, and of answers that it gives itself.
 _FOLDS = re.compile(r"fold|tracing_state_functions|dispatch_key_set_functions", re.IGNORECASE)
 _EXAMPLE = re.compile(r" ?\[([^\[\]]+)\]")
