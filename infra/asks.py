@@ -39,7 +39,7 @@ _ATTRIBUTES = frozenset(
     """
     value fn obj real_value py_obj script_obj value_type cls_source_value user_cls func fn_cls
     f_globals f_builtins f_locals __globals__ __closure__ wrapper_obj descriptor cv_obj
-    frame_summary
+    frame_summary example_value
     """.split()  # noqa: SIM905
 )
 _METHODS = frozenset(
@@ -54,7 +54,7 @@ _METHODS = frozenset(
 _PARAMETERS = frozenset(
     """
     value fn obj cls func val module real_value klass typ method subobj attr_value mod descriptor
-    e t v x src ty user_cls
+    e t v x src ty user_cls type_attr obj_type py_type type_info example_value
     """.split()  # noqa: SIM905
 )
 _OF_TRACKERS = re.compile("Variable|Source|Translator|Codegen|Tracker")
@@ -139,7 +139,9 @@ class Row:
 class _Function(ast.NodeVisitor):
     """Finds the questions of one function, without those of the functions inside."""
 
-    def __init__(self, function: ast.FunctionDef, outer: Iterable[str] = ()) -> None:
+    def __init__(
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, outer: Iterable[str] = ()
+    ) -> None:
         self.asks: dict[str, None] = {}
         self.live = set(outer)
         arguments = function.args
@@ -178,7 +180,9 @@ class _Function(ast.NodeVisitor):
             return node.id in self.live
         if isinstance(node, ast.Attribute):
             return node.attr in _ATTRIBUTES or self._is_live(node.value)
-        if isinstance(node, (ast.Subscript, ast.Starred)):
+        if isinstance(node, ast.Subscript):
+            return _text_of(node.slice) == "example_value" or self._is_live(node.value)
+        if isinstance(node, ast.Starred):
             return self._is_live(node.value)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
             return self._is_live(node.elt)
@@ -191,6 +195,8 @@ class _Function(ast.NodeVisitor):
             if _name(called) == "self.get":  # of the builder of guards
                 return True
             name = _name(called)
+            if name == "getattr" and len(node.args) > 1 and _text_of(node.args[1]) in _ATTRIBUTES:
+                return True
             if name in _KEEPS_LIVE or name.startswith("inspect."):
                 return any(map(self._is_live, node.args[:1]))
             return self._is_live(called)
@@ -260,6 +266,11 @@ def _name(node: ast.expr) -> str:
     return ""
 
 
+def _text_of(node: ast.expr) -> str:
+    """Return a constant string; ``""`` for other expressions."""
+    return str(node.value) if isinstance(node, ast.Constant) else ""
+
+
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     for each in ast.iter_child_nodes(function):
         yield each
@@ -306,7 +317,7 @@ def _walk(
         if isinstance(each, ast.ClassDef):
             _walk(each.body, f"{name}.", outer, found)
         elif not _SHOWN.fullmatch(each.name):
-            questions = _Function(each, outer)  # type: ignore[arg-type]
+            questions = _Function(each, outer)
             if questions.asks or _FOLDS.search(each.name):
                 entry = found.setdefault(name, Found())
                 entry.asks += [word for word in questions.asks if word not in entry.asks]
@@ -352,7 +363,8 @@ def _assigned(statement: ast.AST) -> tuple[str, ast.expr | None]:
 
 def find(torch: Path) -> dict[str, Found]:
     """Return the functions and folds of a release that ask something, by name."""
-    folder, every = torch / "_dynamo", {}
+    folder = torch / "_dynamo"
+    every: dict[str, Found] = {}
     files = sorted((folder / "variables").glob("*.py"))
     for file in (*files, *(folder / f"{name}.py" for name in _MODULES)):
         if not file.exists():
