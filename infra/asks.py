@@ -39,7 +39,8 @@ _ATTRIBUTES = frozenset(
     """
     value fn obj real_value py_obj script_obj value_type cls_source_value user_cls func fn_cls
     f_globals f_builtins f_locals __globals__ __closure__ wrapper_obj descriptor cv_obj
-    frame_summary example_value
+    frame_summary example_value cm_obj class_type exc_type fwd_fn bwd_fn mod module_type random
+    raw_value
     """.split()  # noqa: SIM905
 )
 _METHODS = frozenset(
