@@ -177,7 +177,8 @@ class Fields(Declaration):
         words = _words_in(owner)
         for name in self:
             present = hasattr(owner, name) or name in words
-            expected = installed_release() >= self.added.get(name, self.since)
+            since = self.added.get(name, self.since)
+            expected = since <= installed_release() < self.until
             yield Row(f"{self.place} .{name}", expected, present, self.feature)
 
 

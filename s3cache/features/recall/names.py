@@ -48,8 +48,8 @@ call_torch = AnyFunction(
 )
 folded = AnyObject(f"{_VARIABLES}.torch:constant_fold_functions", feature=FEATURE)
 has_attribute = AnyFunction(f"{_MODULE}.call_obj_hasattr", feature=FEATURE)
-attribute_of_module = AnyFunction(f"{_MODULE}.var_getattr", until=(2, 15), feature=FEATURE)
-attribute_of_module_now = AnyFunction(f"{_MODULE}.tp_getattro_impl", since=(2, 15), feature=FEATURE)
+attribute_of_module = AnyFunction(f"{_MODULE}.var_getattr", until=(2, 14), feature=FEATURE)
+attribute_of_module_now = AnyFunction(f"{_MODULE}.tp_getattro_impl", since=(2, 14), feature=FEATURE)
 subscript = AnyFunction(
     f"{_VARIABLES}.dicts:ConstDictVariable.getitem_const_raise_exception_if_absent", feature=FEATURE
 )
@@ -62,9 +62,13 @@ closure_vars = AnyFunction(f"{_GUARDS}:_get_closure_vars", feature=FEATURE)
 dispatch_keys = AnyFunction(f"{_C}:_dispatch_keys", feature=FEATURE)
 #: Attributes of tensors with marks of the user, or of Dynamo.
 (STATIC_DIMS,) = Fields(f"{_DECORATORS}:mark_static", "_dynamo_static_indices", feature=FEATURE)
-RANGES, DYNAMIC_DIMS = Fields(
-    f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_range _dynamo_dynamic_indices", feature=FEATURE
+(DYNAMIC_DIMS,) = Fields(
+    f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_indices", feature=FEATURE
 )
+(RANGES,) = Fields(
+    f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_range", until=(2, 15), feature=FEATURE
+)
+Fields(f"{_DECORATORS}:_set_dim_range", RANGES, since=(2, 15), feature=FEATURE)
 (STATIC_INPUT,) = Fields(
     f"{_DECORATORS}:mark_static_address", "_dynamo_static_input_type", feature=FEATURE
 )
