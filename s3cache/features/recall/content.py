@@ -10,7 +10,9 @@ variable, the value has its own source and its own text.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import dis
 import enum
 import functools
 import hashlib
@@ -20,7 +22,7 @@ import re
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakKeyDictionary
 
@@ -37,6 +39,7 @@ from s3cache.graph import (
     unwrap_patch,
     wrapped_parts,
 )
+from s3cache.torch_api import internals
 from s3cache.util.snapshot import content_of
 
 if TYPE_CHECKING:
@@ -48,7 +51,8 @@ _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.i
 _SHORT = 200
 _OWN_KINDS = ("torch", "python")
 _MAX_PARTS = 20_000
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, or by a module in C
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: most classes of such a module
 # Members that every class has and that are not code.
 _NO_MEMBERS = frozenset(
     """
@@ -155,6 +159,7 @@ class ContentDescriber:
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return f"{kind.__name__} {value}"
         if isinstance(value, enum.Enum):
+            _check_methods(kind)
             return f"{self.of(kind)}.{value.name}={_Shallow().of(value.value)}"
         if isinstance(value, (dict, types.MappingProxyType)):
             return f"{self.of(kind)} {_keys(dict(value))} {_attributes(value)}"
@@ -164,6 +169,8 @@ class ContentDescriber:
             return f"{self.of(kind)} {len(value)} {_attributes(value)}"
         if isinstance(value, (range, slice, re.Pattern)):
             return repr(value)
+        if isinstance(value, KeysView):  # a guard on it compares its length only
+            return f"{kind.__name__} {_keys(value)}"
         if isinstance(value, _VIEWS):
             return f"{kind.__name__} {len(cast('list[object]', value))}"
         if kind.__module__ == "numpy" and hasattr(value, "dtype"):
@@ -171,8 +178,15 @@ class ContentDescriber:
             about = getattr(value, "shape", None) if is_array else repr(value)
             return f"numpy {kind.__name__} {value.dtype} {about}"
         if isinstance(value, PLAIN):  # of a subclass
+            _check_methods(kind)
             base = next(each for each in PLAIN if isinstance(value, each))
             return f"{self.of(kind)} {_plain(cast('type', base)(value))} {_attributes(value)}"
+        if internals.is_opaque_type.get()(kind):
+            raise UnidentifiedError(f"a {kind.__qualname__}, with methods that torch runs")
+        if names.is_constant_class.get()(kind):
+            _check_methods(kind)
+        if (of := _base_in_c(kind)) is not None:  # its methods read what no text has
+            raise UnidentifiedError(f"a {kind.__qualname__}, which is a {of.__qualname__}")
         if kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type":
             return f"{self.of(kind)} {_attributes(value)}"
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -248,7 +262,14 @@ class ContentDescriber:
         named = sorted((function.__kwdefaults__ or {}).items())
         given = part.all("", [held, function.__defaults__ or (), named])
         name = f"{function.__module__}.{function.__qualname__}"
-        return f"function {name} {_digest_of_code(code)} {given} {sorted({*marks} - _MEMOS)}"
+        is_torchs = (
+            origin_of_file(code.co_filename).kind == "torch"
+        )  # such attributes have no source
+        own = [
+            f"{mark}={_Shallow().of(marks[mark])}" if is_torchs else mark
+            for mark in sorted({*marks} - _MEMOS)
+        ]
+        return f"function {name} {_digest_of_code(code)} {given} {own}"
 
     def note(self, code: types.CodeType, names: dict[str, object]) -> None:
         """Note code and its nested code with the global names that it runs under."""
@@ -262,6 +283,8 @@ class ContentDescriber:
         texts = [*map(part.of, (type(kind), *kind.__mro__[1:]))]
         if kind.__flags__ & _HEAP_TYPE:
             texts += self._members(kind, part)
+        if issubclass(kind, enum.Enum):  # Dynamo reads them without sources
+            texts += [f"{each.name}={_Shallow().of(each.value)}" for each in kind]
         return f"class {kind.__module__}.{kind.__qualname__} {_digest(texts)}"
 
     def _members(self, kind: type, part: _PartDescriber) -> Iterator[str]:
@@ -308,6 +331,8 @@ class _PartDescriber(Describer):
             return None
         if isinstance(value, enum.Enum):
             return f"{kind.__qualname__}.{value.name}"
+        if isinstance(value, (dict, set, frozenset)):  # in a closure or a default, without a source
+            return f"{kind.__qualname__} {_Shallow().of(value)}"
         if isinstance(value, NATIVE):
             return _native(value)
         is_code = isinstance(value, _CODE) or wrapped_parts(value) is not None
@@ -315,6 +340,43 @@ class _PartDescriber(Describer):
             self.references.append(unwrap_patch(value))  # hooks of s3cache behave like originals
             return "#"
         return f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _base_in_c(kind: type) -> type | None:
+    """Return the class in C of which objects of a class have the content, if it is not torch's."""
+    base = next(each for each in kind.__mro__ if _is_in_c(each))
+    is_known = base is object or issubclass(base, BaseException)
+    return None if is_known or base.__module__.startswith("torch") else base
+
+
+def _is_in_c(kind: type) -> bool:
+    return not kind.__flags__ & _HEAP_TYPE or bool(kind.__flags__ & _IMMUTABLE_TYPE)
+
+
+def _check_methods(kind: type) -> None:
+    """Refuse a class of constants with methods that Dynamo runs, and that read more than arguments.
+
+    Dynamo calls operators, ``bool``, ``str`` and such of its constants while it traces.
+    """
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            if not isinstance(member, types.FunctionType) or not re.fullmatch("__.*__", name):
+                continue
+            code = member.__code__
+            is_own = origin_of_file(code.co_filename).kind in _OWN_KINDS
+            if not is_own and (code.co_freevars or _reads_globals(code, member.__globals__)):
+                raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that reads a global")
+
+
+def _reads_globals(code: types.CodeType, given: Mapping[str, object]) -> bool:
+    read = {each.argval for each in dis.get_instructions(code) if each.opname in _GLOBAL_READS}
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    is_pure = read <= _OF_BUILTINS and given.keys().isdisjoint(read)
+    return not is_pure or any(_reads_globals(each, given) for each in inner)
+
+
+_GLOBAL_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"})
+_OF_BUILTINS = frozenset(vars(builtins)) - {"id", "hash", "input", "open", "globals", "__import__"}
 
 
 def _check_native(value: object) -> None:

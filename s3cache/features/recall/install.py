@@ -35,11 +35,13 @@ from s3cache.features.recall.guards import Builder, LateGuards
 from s3cache.features.recall.questions import (
     UNKNOWN,
     Question,
+    is_torchs_or_pythons,
     of_attribute,
     of_builtin,
     of_call,
     of_classes,
     of_key,
+    of_text,
 )
 from s3cache.features.recall.recording import PythonFrame, Recording
 from s3cache.features.recall.sources import RefusedError
@@ -94,6 +96,11 @@ class _Call:
 
 class _OfThread(threading.local):
     recording: Recording | None = None  # of the innermost trace
+
+
+def _package_of(names: Mapping[str, object]) -> str:
+    """Return what relative imports in a module start from."""
+    return f"{names.get('__package__')} {getattr(names.get('__spec__'), 'parent', None)}"
 
 
 class Recall:
@@ -196,6 +203,7 @@ class Recall:
             "code": code_fingerprint(code),
             "function": code.co_name,
             "cells": code.co_cellvars,
+            "package": _package_of(given["globals"]),
             "default_dtype": torch.get_default_dtype(),
             "ranks": dynamo.ranks(),
             "accelerators": dynamo.accelerators(),
@@ -524,10 +532,21 @@ class Recall:
         result = original(variable, tx, args, kwargs)
         if (recording := self._thread.recording) is not None:
             with recording.refusing():
-                if (question := of_call(variable, args, kwargs)) is not None:
-                    is_kept = result.is_python_constant()
+                is_kept = result.is_python_constant()
+                if (question := of_call(variable, args, kwargs, is_kept=is_kept)) is not None:
                     answer = result.as_python_constant() if is_kept else UNKNOWN
                     recording.asked.append((question, answer))
+        return result
+
+    @around(names.text_of)
+    def _asks_for_text(
+        self, original: Function[object], variable: object, tx: object, value: DynamoObject
+    ) -> object:
+        result = original(variable, tx, value)
+        if (recording := self._thread.recording) is not None and result is not None:
+            with recording.refusing():
+                if (question := of_text(value)) is not None:
+                    recording.asked.append((question, UNKNOWN))
         return result
 
     @around(names.has_attribute)
@@ -540,7 +559,10 @@ class Recall:
     def _attribute_of_module(
         self, original: Function[object], module: DynamoObject, tx: object, name: str
     ) -> object:
-        if self._thread.recording is not None and not hasattr(module.value, name):
+        # One that is there, but not used, is not read.
+        if self._thread.recording is not None and not (
+            is_torchs_or_pythons(module.value) and hasattr(module.value, name)
+        ):
             self._ask(of_attribute(module, name))
         return original(module, tx, name)
 

@@ -37,6 +37,7 @@ build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=F
 # Calls and accesses in which Dynamo may fold an answer of the process.
 is_instance = AnyFunction(f"{_BUILTIN}.call_isinstance", feature=FEATURE)
 is_subclass = AnyFunction(f"{_BUILTIN}.call_issubclass", feature=FEATURE)
+text_of = AnyFunction(f"{_BUILTIN}.call_str", feature=FEATURE)
 call_polyfilled = AnyFunction(
     f"{_VARIABLES}.functions:PolyfilledFunctionVariable.call_function", feature=FEATURE
 )
@@ -47,6 +48,7 @@ call_torch = AnyFunction(
     f"{_VARIABLES}.torch:TorchInGraphFunctionVariable.call_function", feature=FEATURE
 )
 folded = AnyObject(f"{_VARIABLES}.torch:constant_fold_functions", feature=FEATURE)
+is_constant_class = AnyFunction("torch.utils._pytree:is_constant_class", feature=FEATURE)
 has_attribute = AnyFunction(f"{_MODULE}.call_obj_hasattr", feature=FEATURE)
 attribute_of_module = AnyFunction(f"{_MODULE}.var_getattr", until=(2, 14), feature=FEATURE)
 attribute_of_module_now = AnyFunction(f"{_MODULE}.tp_getattro_impl", since=(2, 14), feature=FEATURE)
@@ -62,9 +64,7 @@ closure_vars = AnyFunction(f"{_GUARDS}:_get_closure_vars", feature=FEATURE)
 dispatch_keys = AnyFunction(f"{_C}:_dispatch_keys", feature=FEATURE)
 #: Attributes of tensors with marks of the user, or of Dynamo.
 (STATIC_DIMS,) = Fields(f"{_DECORATORS}:mark_static", "_dynamo_static_indices", feature=FEATURE)
-(DYNAMIC_DIMS,) = Fields(
-    f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_indices", feature=FEATURE
-)
+(DYNAMIC_DIMS,) = Fields(f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_indices", feature=FEATURE)
 (RANGES,) = Fields(
     f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_range", until=(2, 15), feature=FEATURE
 )

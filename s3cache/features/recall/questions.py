@@ -18,6 +18,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgpack  # type: ignore[import-untyped]
+
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.content import plain_content
 from s3cache.features.recall.sources import Plain, RefusedError, Source, Sources, is_imported
@@ -60,6 +62,8 @@ def of_classes(function: object, value: Any, kinds: Any) -> Iterator[Question]:
         if isinstance(base, abc.ABCMeta):
             is_class = function is issubclass
             kind = value.as_python_constant() if is_class else value.python_type()
+            if getattr(base, "_is_protocol", False) and base not in kind.__mro__:
+                raise RefusedError("object", f"asks an object for the members of {base!r}")
             yield Question("subclass", ((kind, value.source), (base, kinds.source)))
 
 
@@ -73,13 +77,16 @@ def _classes_in(kinds: object) -> Iterator[object]:
         yield typing.get_origin(kinds) or kinds  # such as ``typing.Mapping``
 
 
-def of_call(variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Question | None:
+def of_call(
+    variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_kept: bool
+) -> Question | None:
     """Return the question for a call that Dynamo has folded; None if its arguments decide.
 
-    ``variable`` is the function, as a variable of Dynamo.
+    ``variable`` is the function, as a variable of Dynamo; ``is_kept`` says that the result is a
+    constant.
     """
     function, given = variable.as_python_constant(), [*args, *kwargs.values()]
-    if not getattr(variable, "can_constant_fold_through", lambda: True)():
+    if not is_kept and not getattr(variable, "can_constant_fold_through", lambda: True)():
         return None
     is_pure = (
         inspect.ismethoddescriptor(function)
@@ -90,6 +97,25 @@ def of_call(variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Qu
         return None
     values = [(each.as_python_constant(), None) for each in given]
     return Question("call", ((function, variable.source), (tuple(kwargs), None), *values))
+
+
+def of_text(variable: Any) -> Question | None:
+    """Return the question for ``str`` of an object without its own ``__str__``.
+
+    Dynamo then runs the object's ``__repr__``, which may read anything.
+    """
+    if variable.is_python_constant() or not hasattr(variable, "value"):
+        return None
+    value: Any = variable.value
+    if getattr(type(value), "__str__", None) is not object.__str__:
+        return None
+    return Question("call", ((str, None), ((), None), (value, variable.source)))
+
+
+def is_torchs_or_pythons(module: types.ModuleType) -> bool:
+    """Return whether a module is part of torch or of Python, which keys identify."""
+    top = module.__name__.partition(".")[0]
+    return top == "torch" or top in sys.stdlib_module_names
 
 
 #: Modules of Python with functions that only depend on their arguments.
@@ -111,7 +137,7 @@ def question_rows(
     Raises:
         RefusedError: a question cannot be asked again, or has another answer by now.
     """
-    rows: list[Plain] = []
+    rows: dict[bytes, Plain] = {}
     for question, traced in asked:
         row = [question.kind, [_written(*each, sources) for each in question.about]]
         answer = answer_to(row, sources, builtins)
@@ -119,9 +145,8 @@ def question_rows(
             if _OF_STATE.fullmatch(_name_of(question.about[0][0])):
                 continue
             raise RefusedError("object", f"asks {_said(row)}, which has another answer now")
-        if [*row, answer] not in rows:
-            rows.append([*row, answer])
-    return rows
+        rows[msgpack.packb([*row, answer])] = [*row, answer]
+    return [*rows.values()]
 
 
 #: The answer of a question that Dynamo did not keep as a constant.

@@ -21,6 +21,10 @@ FOUND = {
     *("objects/global hides a builtin", "breaks/closure held over a break"),
     *("reflection/class item", "reflection/order of vars", "reflection/hasattr of torch"),
     *("reflection/getattr with a default", "values/parameter that is no module's"),
+    *("folds/module gets a computed name", "folds/version of a distribution in a helper"),
+    *("registries/registered with a mutable mapping", "registries/flag in builtins"),
+    *("process/group of one", "sizes/memory format varies", "asks/str of a dataclass"),
+    *("asks/truth of an enum that reads a global", "asks/keys of a dict as a view"),
 }
 # Functions and numbers that a configuration chooses; torch's own store serves the first choice.
 CHOSEN = ("global: function in a dict", "module's attribute", "class attribute")
