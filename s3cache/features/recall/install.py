@@ -98,9 +98,15 @@ class _OfThread(threading.local):
     recording: Recording | None = None  # of the innermost trace
 
 
-def _package_of(names: Mapping[str, object]) -> str:
+def _forget_handlers() -> None:
+    """Make Dynamo bind its methods for functions of Python again, so that it reaches the hooks."""
+    if names.handlers.place.partition(":")[0] in sys.modules:
+        names.handlers.get().clear()
+
+
+def _package_of(scope: Mapping[str, object]) -> str:
     """Return what relative imports in a module start from."""
-    return f"{names.get('__package__')} {getattr(names.get('__spec__'), 'parent', None)}"
+    return f"{scope.get('__package__')} {getattr(scope.get('__spec__'), 'parent', None)}"
 
 
 class Recall:
@@ -457,6 +463,8 @@ class Recall:
         This runs in the middle of a program's imports, so it imports nothing.
         """
         self._patches = patches
+        _forget_handlers()
+        patches.callback(_forget_handlers)  # runs after the hooks are removed
         patches.install(self)
 
         for read in (names.attribute_of_module, names.attribute_of_module_now):

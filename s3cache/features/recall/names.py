@@ -38,6 +38,8 @@ build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=F
 is_instance = AnyFunction(f"{_BUILTIN}.call_isinstance", feature=FEATURE)
 is_subclass = AnyFunction(f"{_BUILTIN}.call_issubclass", feature=FEATURE)
 text_of = AnyFunction(f"{_BUILTIN}.call_str", feature=FEATURE)
+#: Functions that Dynamo has bound to these methods, by function and types of arguments.
+handlers = AnyObject(f"{_BUILTIN}.call_function_handler_cache", feature=FEATURE)
 call_polyfilled = AnyFunction(
     f"{_VARIABLES}.functions:PolyfilledFunctionVariable.call_function", feature=FEATURE
 )

@@ -50,6 +50,14 @@ _OF_NO_OBJECT = frozenset(
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 
+# Attributes that Dynamo reads without a source: where code is, and what a view belongs to.
+_IN_NO_TEXT = frozenset(
+    """
+    _base co_filename co_firstlineno co_lines co_lnotab co_linetable co_positions f_lineno lineno
+    tb_frame tb_lasti tb_lineno tb_next
+    """.split()  # noqa: SIM905 - one word a line is harder to read
+)
+
 
 @dataclass(frozen=True, eq=False)
 class PythonFrame:
@@ -191,6 +199,8 @@ class Recording:
             }
             where = "" if names is self.frame.names else str(names.get("__name__", ""))
             read[where] = names
+        if unread := mentioned & _IN_NO_TEXT:
+            raise RefusedError("source", f"may read {min(unread)}, which is not compared")
         if self._reads_environment and (own := next(filter(NOT_COMPARED.match, strings), None)):
             raise RefusedError("source", f"may read {own}, which is not compared")
         read |= {each.__name__: vars(each) for each in contents.modules}

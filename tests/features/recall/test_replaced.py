@@ -34,9 +34,14 @@ def _replaced() -> list[tuple[str, object, bool]]:
     return found
 
 
+def _asking(x: torch.Tensor) -> torch.Tensor:
+    is_known = isinstance(x, list) or issubclass(int, float)
+    return x.sin() + is_known
+
+
 def test_callers_in_torch_reach_each_replacement() -> None:
     """No module, class or method holds an original, however early torch imported it."""
-    torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(2))
+    torch.compile(_asking, backend="eager")(torch.ones(2))  # Dynamo keeps bound methods
     before = _replaced()
     with s3cache.enabled("memory://replaced", recall="on"):
         replaced = _replaced()
