@@ -101,7 +101,6 @@ def _init_group_of_one() -> None:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
-@torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
 def train(url: str, names: list[str]) -> list[dict[str, Any]]:
     """Train in each way on two machines, with a remote for each way; return the results."""
     _init_group_of_one()
@@ -116,7 +115,6 @@ def train(url: str, names: list[str]) -> list[dict[str, Any]]:
     return machines
 
 
-@torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
 def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
     """Train from copies of ``remote`` that each lack one graph, and then without a cache."""
     _init_group_of_one()
@@ -180,7 +178,6 @@ def _avoid_deadlock() -> None:
     s3cache.register_cacheable(freely, version="1")  # otherwise graphs are not cached
 
 
-@torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
 def one_rank(kind: str, url: str, *options: str) -> dict[str, Any]:
     """Train as one rank; return its losses and counts.
 

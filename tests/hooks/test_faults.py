@@ -222,7 +222,6 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
 def under_faults(remote: str) -> dict[str, Any]:
     """Train under each fault; return whether the steps were right, and the counts."""
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"

@@ -32,11 +32,12 @@ class Machine:
     ) -> Any:
         """Return the result of ``tests.hooks.<module>:<function>``; add ``stderr`` to a ``dict``.
 
-        The processes of a site are forks of different servers in turn.
+        The first processes of a site are forks of different servers, later ones are not forks.
         """
         machine = machines.Machine(self.root, **{**self.environment, **environment})
-        number = self._site.next_machine() % machines.SERVERS
-        server = number if self._site.forks and python == sys.executable else None
+        number = self._site.next_machine()
+        forked = self._site.forks and number < machines.SERVERS and python == sys.executable
+        server = number if forked else None
         outcome = machine.run(f"tests.hooks.{job}", *arguments, python=python, server=server)
         if isinstance(outcome.result, dict):
             return {**outcome.result, "stderr": outcome.stderr}

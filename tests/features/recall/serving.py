@@ -46,7 +46,6 @@ def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]
     each part (two of AB), or the error that it raised.
     """
     torch.set_num_threads(1)
-    torch._inductor.config.fallback_by_default = True  # so that no C++ is compiled
     _count_traces()
     # The comparison of the frame must find each change alone. Here every program is another one.
     Agreement.other_program = lambda *_: ""  # type: ignore[method-assign]
