@@ -394,7 +394,8 @@ class Surface:
             }
             self.unknown[copy.place] = digest_of(settled)
         changes = container.compare()
-        if isinstance(container, Table) and all(is_plain(each.value) for each in changes):
+        is_filled = isinstance(container, Table) and not copy.content
+        if is_filled and all(is_plain(each.value) for each in changes):
             # torch fills some tables at run time, most with nothing for each device. A process that
             # looks earlier does not see it.
             known = {each.place: repr(each.value) for each in changes if each.value is not None}

@@ -24,6 +24,9 @@ _CHANGES = {
     "a table in a table": (
         "from torch._inductor.codegen import cpp_utils as u; u.DTYPE_TO_CPP[torch.float] = 'mine'"
     ),
+    "nothing in a table": (
+        "from torch._inductor.codegen import cpp_utils as u; u.DTYPE_TO_CPP[torch.half] = None"
+    ),
     "a default": (
         "from torch._inductor.codegen import cpp_utils;"
         "cpp_utils.codegen_rand.__defaults__ = (torch.float64,)"
@@ -74,7 +77,7 @@ _BYPASSED = {"a default", "what comes with torch"}  # whole graphs may have no k
 @pytest.mark.parametrize(
     ("names", "early"),
     [
-        (["a table"], True),
+        (["a table", "nothing in a table"], True),
         pytest.param(list(_CHANGES), True, marks=nightly),
         # Documented: functions are recorded only if a cache is named.
         pytest.param([name for name in _CHANGES if name != "a default"], False, marks=slow),
