@@ -6,7 +6,11 @@ that are open already:
 s3cache
     Download: ``Cache.prefetch(...).wait()`` into an empty local tier: GET, digests checked, file
     written and counted. Upload: ``Cache.flush()`` of the pending uploads of another process: record
-    taken over, file read, digests checked, conditional PUT, record removed.
+    taken over, file read, digests checked, conditional PUT, record removed. The server is known to
+    honour the condition, as AWS is (``conditional_create=native``).
+s3cache with checks
+    Upload only: as for a server that is not known. It looks for the object before and after each
+    PUT: three requests.
 s3cache with save
     Upload only: from the first ``Cache.save`` to the end of ``flush``. This includes the durable
     file and the record of each object, which the calling thread writes one after the other.
@@ -98,19 +102,28 @@ class Roots:
 
 
 class S3Cache:
-    """Measures the cache. With ``saves``, uploads include the saves, and nothing is downloaded."""
+    """Measures the cache. With ``saves``, uploads include the saves."""
 
-    def __init__(self, gateway: Gateway, *, saves: bool = False) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        *,
+        saves: bool = False,
+        downloads: bool = True,
+        create: str = "native",
+    ) -> None:
         self._gateway = gateway
         self._saves = saves
+        self._downloads = downloads
+        self._options = {**gateway.options(), "conditional_create": create}
         self._roots = Roots()
 
     def _open(self, prefix: str, local_dir: str) -> Cache:
         url = self._gateway.url(prefix)
-        return Cache.open(url, local_dir=local_dir, strict=True, **self._gateway.options())
+        return Cache.open(url, local_dir=local_dir, strict=True, **self._options)
 
     def download(self, prefix: str, objects: Objects) -> float:
-        if self._saves:
+        if not self._downloads:
             return math.nan
         with self._open(prefix, self._roots.new()) as cache:
             cache.prefetch([f"absent{number}" for number in range(2 * _DOWNLOADS)]).wait()
@@ -140,8 +153,8 @@ class S3Cache:
 
     def _leave_on_record(self, prefix: str, root: str, objects: Objects) -> None:
         """Save the objects like a process that never reached the bucket."""
-        url, options = self._gateway.url(prefix), self._gateway.options()
-        other = cache_without_network(root, parse_url(url, **options).identity)
+        url = self._gateway.url(prefix)
+        other = cache_without_network(root, parse_url(url, **self._options).identity)
         for key, data in objects.items():
             other.save(key, data)
         other.close(timeout_s=0)
@@ -298,7 +311,8 @@ def measure(gateway: Gateway, rounds: int) -> Result:
         PEER: peer,
         "aioboto3, bytes dropped": bare,
         "obstore, bytes dropped": Obstore(gateway),
-        "s3cache with save": S3Cache(gateway, saves=True),
+        "s3cache with save": S3Cache(gateway, saves=True, downloads=False),
+        "s3cache with checks": S3Cache(gateway, downloads=False, create="auto"),
     }
     others = [name for name in contenders if name != "s3cache"]
     result = Result(

@@ -32,7 +32,6 @@ from typing import Any, Literal
 
 from s3cache import frame
 from s3cache.errors import (
-    AccessDeniedError,
     ConfigError,
     CorruptError,
     PreconditionError,
@@ -262,17 +261,11 @@ async def _put(
         "s3cache-variant": header.variant,
         "s3cache-producer": header.producer,
     }
-    # Look first: it saves sending the bytes, and some servers ignore the condition.
     try:
-        exists = await store.head(name) is not None
-    except AccessDeniedError:  # we may be allowed to write nevertheless
-        exists = False
-    if not exists:
-        try:
-            await store.put(name, entry.data, mode="create", metadata=metadata)
-            return "written"
-        except PreconditionError:
-            pass
+        await store.put(name, entry.data, mode="create", metadata=metadata)
+        return "written"
+    except PreconditionError:
+        pass
     try:
         present = await _read(store, name, admit)
     except UntrustedError:

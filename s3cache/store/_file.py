@@ -422,12 +422,14 @@ class ObjectFiles:
 
         With ``create`` exactly one of several writers succeeds; PreconditionError for the others.
         """
+        exists = PreconditionError("already exists", op="put", store=self.url, key=key)
+        if create and self.stat(key) is not None:  # saves the writing
+            raise exists
         with self.staged(key, data, durable=True) as staged:
             try:
                 staged.place(create=create)
             except FileExistsError:
-                error = PreconditionError("already exists", op="put", store=self.url, key=key)
-                raise error from None
+                raise exists from None
             parents = _parents(key)
             for depth in range(len(parents), -1, -1):  # parents may be new
                 directory = self.directory(*parents[:depth])

@@ -53,6 +53,7 @@ _TOO_OFTEN = (429, 503)
 # (https://developers.cloudflare.com/r2/platform/limits/).
 _REPEAT_AFTER_S = (0.0, 1.1)
 _SETTLED_S = 1.0
+_LOOK_BYTES = 1 << 20  # a larger body costs more than the question whether it is there
 
 
 class S3Store(Store):
@@ -254,8 +255,15 @@ class S3Store(Store):
     # -- creating
 
     async def _create(self, client: Any, target: dict[str, Any], body: memoryview) -> object:
-        if not self._is_sure and self._condition in ("ignored", "refused"):
-            await self._require_absent(client, target["Key"])
+        # Some servers ignore the condition. Others check it after they have received the body.
+        if not self._is_sure or len(body) > _LOOK_BYTES:
+            try:
+                await self._require_absent(client, target["Key"])
+            except Exception as error:
+                # We may be allowed to write nevertheless, and then the condition has to hold.
+                may_rely = self._condition in ("unknown", "honoured")
+                if not (may_rely and answer_of(error).status == 403):
+                    raise
         if self._condition == "refused":
             return await self._write(client, target, body)
         conditional, started = {**target, "IfNoneMatch": "*"}, time.monotonic()
@@ -370,8 +378,6 @@ class S3Store(Store):
                 server = begun["ResponseMetadata"]["HTTPHeaders"].get("server", "")
                 if not server.lower().startswith(("amazons3", "minio")):
                     return None
-                # S3 checks the condition last, after it has received all bytes.
-                await self._require_absent(client, target["Key"])
                 whole = {"IfNoneMatch": "*"}
             parts = await concurrently(send, range(0, len(body), size), at_once=_PARTS_AT_ONCE)
             whole |= {"MultipartUpload": {"Parts": parts}, **part_of}
