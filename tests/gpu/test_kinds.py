@@ -27,12 +27,11 @@ from tests.support.marks import nightly, selected, slow
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
 KINDS = [
-    *("training", "dynamic shapes", "triton op", "triton autotune", "cpp wrapper"),
-    *("reduce overhead",),
+    *("training", "dynamic shapes", "triton op", "triton autotune", "reduce overhead"),
 ]
 #: Kinds that are similar to those.
 MORE = [
-    *("inference", "split graphs", "triton kernel", "reductions", "combo kernels"),
+    *("inference", "split graphs", "triton kernel", "reductions", "combo kernels", "cpp wrapper"),
     *("known kernel", "foreach", "flex attention", "combo blocks", "coordinate descent"),
 ]
 

@@ -104,7 +104,7 @@ _CALLED: dict[str, tuple[Callable[[float], None], Callable[[Any], Any]]] = {
     "a class": (_class, _without_nan),
 }
 
-_SIMILAR = {"method", "by a function in the graph", "a class"}
+_SIMILAR = {"method", "by a function in the graph", "through another", "a class"}
 
 
 def _in_fork(work: Callable[[], Any]) -> Any:

@@ -54,7 +54,8 @@ def test_ranks_hit_entries_for_what_they_hold(site: Site, backwards: bool) -> No
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        ("Registered", 10),
+        ("Registered", 4),
+        pytest.param("Registered", 10, marks=slow),
         pytest.param("Unregistered", 10, marks=slow),
         pytest.param("Registered", 120, marks=nightly),
         pytest.param("Unregistered", 120, marks=nightly),
