@@ -154,7 +154,6 @@ class ContentDescriber:
         if isinstance(value, torch.optim.Optimizer):
             raise UnidentifiedError("an optimizer, which Dynamo reads as a whole")
         if self._part(value) is not None:
-            _check_native(value)
             return self._code(value)
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return f"{kind.__name__} {value}"
@@ -167,7 +166,7 @@ class ContentDescriber:
             return f"{self.of(kind)} {_keys(value)}"
         if isinstance(value, (list, tuple, deque)):
             return f"{self.of(kind)} {len(value)} {_attributes(value)}"
-        if isinstance(value, (range, slice, re.Pattern)):
+        if isinstance(value, (range, slice)):
             return repr(value)
         if isinstance(value, KeysView):  # a guard on it compares its length only
             return f"{kind.__name__} {_keys(value)}"
@@ -185,9 +184,13 @@ class ContentDescriber:
             raise UnidentifiedError(f"a {kind.__qualname__}, with methods that torch runs")
         if names.is_constant_class.get()(kind):
             _check_methods(kind)
-        if (of := _base_in_c(kind)) is not None:  # its methods read what no text has
+        # The methods of a class in C read what no text has.
+        if not is_whole(value) and (of := _base_in_c(kind)) is not None:
             raise UnidentifiedError(f"a {kind.__qualname__}, which is a {of.__qualname__}")
-        if kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type":
+        if isinstance(value, torch.amp.autocast):
+            return f"{self.of(kind)} {_attributes(value)} {_autocast_text(value)}"
+        is_of_python = kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type"
+        if is_of_python or kind is types.SimpleNamespace or is_whole(value):
             return f"{self.of(kind)} {_attributes(value)}"
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name in _OPAQUE:
@@ -342,10 +345,32 @@ class _PartDescriber(Describer):
         return f"a {kind.__module__}.{kind.__qualname__}"
 
 
+def is_whole(value: object) -> bool:
+    """Return whether the text of an object has all that Dynamo reads of it.
+
+    A guard on its identity then says no more than the text, and which reads have the same object.
+    """
+    import torch
+
+    if isinstance(value, re.Pattern):
+        return not value.flags & re.LOCALE  # its methods read the locale
+    dtype = getattr(sys.modules.get("numpy"), "dtype", None)
+    if dtype is not None and isinstance(value, dtype):
+        return bool(value.isbuiltin == 1)  # otherwise it may have fields and metadata
+    return type(value) is object or isinstance(value, torch.amp.autocast)
+
+
+def _autocast_text(value: object) -> list[str]:
+    """Return what torch's context manager sets when it is entered, which has no sources."""
+    read = ("device", "fast_dtype", "_enabled", "_cache_enabled")
+    return [f"{getattr(value, name)!r}" for name in read]
+
+
 def _base_in_c(kind: type) -> type | None:
     """Return the class in C of which objects of a class have the content, if it is not torch's."""
     base = next(each for each in kind.__mro__ if _is_in_c(each))
-    is_known = base is object or issubclass(base, BaseException)
+    # A namespace has nothing but attributes.
+    is_known = base in (object, types.SimpleNamespace) or issubclass(base, BaseException)
     return None if is_known or base.__module__.startswith("torch") else base
 
 
@@ -379,13 +404,17 @@ _GLOBAL_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"})
 _OF_BUILTINS = frozenset(vars(builtins)) - {"id", "hash", "input", "open", "globals", "__import__"}
 
 
-def _check_native(value: object) -> None:
+def check_native(value: object) -> None:
     """Refuse a C function that may return something else in another process.
 
     Dynamo calls some of them during the trace, and their results are in the traced code.
+
+    Raises:
+        UnidentifiedError: it is such a function.
     """
-    module = getattr(value, "__self__", None)
-    if isinstance(value, types.BuiltinFunctionType) and isinstance(module, types.ModuleType):
+    if not isinstance(value, types.BuiltinFunctionType):
+        return
+    if isinstance(module := value.__self__, types.ModuleType):
         package = module.__name__.partition(".")[0]
         if package not in _PURE or f"{package}.{value.__name__}" in _NOT_PURE:
             raise UnidentifiedError(f"{package}.{value.__name__}, which depends on the process")

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from s3cache.features.recall import names
 from s3cache.features.recall.candidate import Candidate
+from s3cache.features.recall.content import is_whole
 from s3cache.features.recall.sources import OWN_BUILTINS, Plain, RefusedError, Sources
 
 #: Builds torch's own guards for the variables of a call; returns None if they fail.
@@ -80,7 +81,9 @@ def guard_row(guard: Any, sources: Sources) -> Plain:
     value: object = None
     if is_by_argument(kind):
         value = check_guard(sources, kind, number, *plain)
-    elif kind == "ID_MATCH" and not isinstance(it := sources.at(number), _CODE_KINDS):
+    elif kind == "ID_MATCH" and not (
+        isinstance(it := sources.at(number), _CODE_KINDS) or is_whole(it)
+    ):
         raise RefusedError("guard", f"is guarded by the identity of a {type(it).__qualname__}")
     elif kind not in _BY_CONTENT and kind not in OF_PROCESS:
         raise RefusedError("guard", f"is guarded by {kind}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import marshal
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from s3cache.features.recall.candidate import (
 from s3cache.features.recall.content import (
     NOT_COMPARED,
     ContentDescriber,
+    check_native,
     is_environment,
 )
 from s3cache.features.recall.guards import WHOLE, guard_row
@@ -136,6 +138,7 @@ class Recording:
             )
         ]
         first: dict[int, int] = {}
+        codes = (self.frame.code, *graph.tracing_context.traced_code)
         for source, value in (*self.reads, *((each, None) for each in guarded)):
             if source in seen or type(source).__name__ in _OF_NO_OBJECT:
                 continue
@@ -158,6 +161,8 @@ class Recording:
             single = None if made.takes_all_of(number) else contents.by_single_keys(there)
             self._reads_environment |= single is not None and is_environment(there)
             text = contents.of(there, is_state=is_state) if single is None else single
+            if not _is_hash_of_enums(source, codes):
+                check_native(there)
             made.reads.append([number, digest(text), same, is_state])
             if is_dense(there):
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
@@ -285,6 +290,23 @@ class Recording:
             values += map(self._sources.at, numbers)
         made.split = self.split
         made.facts = [str(has_places), *placement(values, has_places=has_places)]
+
+
+def _is_hash_of_enums(source: Source, codes: Iterable[types.CodeType]) -> bool:
+    """Return whether a source is the builtin ``hash``, called only for enums that are keys.
+
+    Then the number is used for the lookup, and is not in the traced code.
+    """
+    base = getattr(source, "base", None)
+    if getattr(source, "index", None) != "hash" or BUILTINS not in getattr(base, "name", ""):
+        return False
+    own = enum.Enum.__hash__.__code__
+    return own in codes and not any(_names_hash(each) for each in codes if each is not own)
+
+
+def _names_hash(code: types.CodeType) -> bool:
+    constants = {each for each in constants_in(code) if type(each) is str}
+    return not (names_in(code) | constants).isdisjoint({"hash", "__hash__"})
 
 
 def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
