@@ -139,7 +139,7 @@ bench-storage: $(READY) ## latency and throughput of the stores
 	S3CACHE_TEST_RGW_MEMORY=$${S3CACHE_TEST_RGW_MEMORY:-6442450944} \
 		$(IF_POSSIBLE) $(BIN)/python benchmarks/storage.py $(ARGS)
 bench-ranks: $(READY) ## CPU seconds of the first start of a job, all ranks together; 10 minutes
-	$(BIN)/python benchmarks/ranks.py --json docs/benchmarks/ranks.json $(ARGS)
+	$(BIN)/python benchmarks/ranks.py --json build/benchmarks/ranks.json $(ARGS)
 bench-keys: $(READY) ## the cost of a key, compared with torch's own
 	$(BIN)/python benchmarks/key_cost.py --json docs/benchmarks/keys.json $(ARGS)
 
