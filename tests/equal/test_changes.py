@@ -80,7 +80,7 @@ def _sizes(count: int) -> dict[str, Any]:
 @pytest.mark.needs("recall")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "count", [0, pytest.param(10, marks=slow), pytest.param(240, marks=nightly)]
+    "count", [pytest.param(0, marks=slow), *(pytest.param(n, marks=nightly) for n in (10, 240))]
 )
 def test_a_hit_never_narrows_a_program(count: int, tmp_path: Path) -> None:
     """Results, errors and compiles are as without the cache, and guards accept the same sizes."""

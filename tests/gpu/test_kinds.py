@@ -26,13 +26,12 @@ from tests.support.marks import nightly, selected, slow
 
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
-KINDS = [
-    *("training", "dynamic shapes", "triton op", "triton autotune", "reduce overhead"),
-]
+KINDS = ["training", "dynamic shapes", "triton autotune"]
 #: Kinds that are similar to those.
 MORE = [
     *("inference", "split graphs", "triton kernel", "reductions", "combo kernels", "cpp wrapper"),
     *("known kernel", "foreach", "flex attention", "combo blocks", "coordinate descent"),
+    *("triton op", "reduce overhead"),
 ]
 
 

@@ -8,12 +8,13 @@ import json
 import os
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.machines import Machine, remote_url
-from tests.support.marks import cases, selected
+from tests.support.marks import cases, selected, slow
 
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
@@ -169,7 +170,13 @@ def _results(names: list[str]) -> dict[str, Any]:
             _in_fork(functools.partial(_with, replace, 3.0, program, caches=False)),
         ]
         for name, (replace, program) in chosen.items()
-    } | {"history": _in_fork(_history), "late": _in_fork(_late)}
+    }
+
+
+def _over_time() -> dict[str, Any]:
+    """Return what processes did that replace a function, or put it back, between compiles."""
+    importlib.import_module("torch._inductor.compile_fx")
+    return {"history": _in_fork(_history), "late": _in_fork(_late)}
 
 
 def _late() -> list[Any]:
@@ -233,9 +240,12 @@ def test_a_graph_of_which_the_compile_calls_a_replacement_is_shared_at_the_secon
     assert "override" in first["reasons"]
 
 
+@slow
 def test_a_replacement_that_was_not_there_during_all_compiles_may_have_been_called(
-    results: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     """torch may remember what its own function returned."""
+    machine = Machine(tmp_path / "machine")
+    results = machine.run(f"{__name__}:_over_time", remote=remote_url(tmp_path)).result
     assert [each["saved"] for each in results["late"]] == [1, 0]
     assert [each["saved"] for each in results["history"]] == [1, 0, 0]

@@ -34,7 +34,7 @@ def _check(seen: Sequence[dict[str, Any]], lookups: int) -> None:
 
 
 @pytest.mark.needs("device")  # only it knows whether code holds the number of a rank
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=slow)])
 def test_ranks_with_different_shards_do_not_share_an_entry(site: Site, backwards: bool) -> None:
     """Their DTensors have equal sizes; which rank comes first does not matter."""
     names = ["uneven", "empty"]
