@@ -188,7 +188,8 @@ class ContentDescriber:
         if not is_whole(value) and (of := _base_in_c(kind)) is not None:
             raise UnidentifiedError(f"a {kind.__qualname__}, which is a {of.__qualname__}")
         if isinstance(value, torch.amp.autocast):
-            return f"{self.of(kind)} {_attributes(value)} {_autocast_text(value)}"
+            state = [f"{getattr(value, name)!r}" for name in names.AUTOCAST]
+            return f"{self.of(kind)} {_attributes(value)} {state}"
         is_of_python = kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type"
         if is_of_python or kind is types.SimpleNamespace or is_whole(value):
             return f"{self.of(kind)} {_attributes(value)}"
@@ -358,12 +359,6 @@ def is_whole(value: object) -> bool:
     if dtype is not None and isinstance(value, dtype):
         return bool(value.isbuiltin == 1)  # otherwise it may have fields and metadata
     return type(value) is object or isinstance(value, torch.amp.autocast)
-
-
-def _autocast_text(value: object) -> list[str]:
-    """Return what torch's context manager sets when it is entered, which has no sources."""
-    read = ("device", "fast_dtype", "_enabled", "_cache_enabled")
-    return [f"{getattr(value, name)!r}" for name in read]
 
 
 def _base_in_c(kind: type) -> type | None:

@@ -30,6 +30,13 @@ _WRAPPER = "torch:_TorchCompileInductorWrapper"
 
 # -- what Dynamo reads
 
+#: What an autocast object sets when it is entered, which has no sources.
+AUTOCAST = Fields(
+    "torch.amp.autocast_mode:autocast.__init__",
+    "device fast_dtype _enabled _cache_enabled",
+    feature=FEATURE,
+)
+
 sources = AnyObject("torch._dynamo.source", feature=FEATURE)
 source_class = AnyClass("torch._guards:Source", feature=FEATURE)
 build_variable = AnyFunction(f"{_BUILDER}:VariableBuilder.__call__", feature=FEATURE)
