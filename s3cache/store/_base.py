@@ -79,14 +79,6 @@ def is_key(key: str) -> bool:
     return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None
 
 
-def check_range(start: int, length: int) -> None:
-    """Raise :class:`~s3cache.errors.ConfigError` for a negative start or length."""
-    if start < 0 or length < 0:
-        raise ConfigError(
-            f"range start={start}, length={length}", "is negative", "give 0 or more for both"
-        )
-
-
 _OS_ERRORS: Mapping[type[StoreError], str] = {
     NoSpaceError: "ENOSPC EDQUOT EFBIG",
     ReadOnlyError: "EROFS",
@@ -174,8 +166,8 @@ class Store(Protocol):
         """
         ...
 
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        """Return ``length`` bytes from ``start``, fewer at the end, or None if it is absent."""
+    async def get_range(self, key: str, length: int) -> Buffer | None:
+        """Return the first ``length`` bytes (1 or more), fewer of a smaller object, or None."""
         ...
 
     async def head(self, key: str) -> ObjectInfo | None:
@@ -264,10 +256,9 @@ class MemoryStore(Store):
         is_wanted = data is None or accept_size is None or accept_size(len(data))
         return data if is_wanted else NotAccepted(len(data or b""))
 
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        check_range(start, length)
+    async def get_range(self, key: str, length: int) -> Buffer | None:
         data = await self.get(key)
-        return None if data is None else data[start : start + length]
+        return None if data is None else data[:length]
 
     async def head(self, key: str) -> ObjectInfo | None:
         data, modified = self._objects.get(check_key(key), (None, 0.0))
@@ -377,19 +368,27 @@ class RetryingStore(WrapperStore):
     """
 
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
-        import tenacity  # noqa: F401 - now: later there may be no descriptor to open its files
+        import tenacity as t
 
         super().__init__(inner)
         self.policy = policy
+        self._retrying = t.AsyncRetrying(
+            retry=t.retry_if_exception_type(TransientError)
+            & t.retry_if_not_exception_type(CircuitOpenError),
+            stop=t.stop_after_attempt(policy.attempts)
+            | t.stop_before_delay(policy.total_timeout_s),
+            wait=t.wait_random_exponential(policy.base_delay_s, policy.max_delay_s),
+            before_sleep=lambda state: logger.info(
+                "%s; it is tried again", state.outcome and state.outcome.exception()
+            ),
+            reraise=True,
+        )
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         policy, started, attempts = self.policy, time.monotonic(), 0
-        failed: list[TransientError] = []
 
         async def attempt() -> _T:
             nonlocal attempts
-            if failed:
-                raise failed.pop()
             attempts += 1
             left_s = started + policy.total_timeout_s - time.monotonic()
             timeout_s = max(min(policy.attempt_timeout_s, left_s), 0.0)
@@ -403,25 +402,7 @@ class RetryingStore(WrapperStore):
                 raise TransientError(problem, op=verb, store=self.url, key=key) from None
 
         try:
-            try:
-                return await attempt()
-            except TransientError as error:
-                # Most calls succeed, without the 0.3 ms of tenacity; it begins with this failure.
-                failed.append(error)
-            import tenacity as t
-
-            retrying = t.AsyncRetrying(
-                retry=t.retry_if_exception_type(TransientError)
-                & t.retry_if_not_exception_type(CircuitOpenError),
-                stop=t.stop_after_attempt(policy.attempts)
-                | t.stop_before_delay(started + policy.total_timeout_s - time.monotonic()),
-                wait=t.wait_random_exponential(policy.base_delay_s, policy.max_delay_s),
-                before_sleep=lambda state: logger.info(
-                    "%s; it is tried again", state.outcome and state.outcome.exception()
-                ),
-                reraise=True,
-            )
-            return await retrying(attempt)
+            return await self._retrying.copy()(attempt)
         except StoreError as error:
             error.attempts, error.elapsed_s = attempts, time.monotonic() - started
             raise

@@ -36,7 +36,6 @@ from s3cache.store._base import (
     PutMode,
     Store,
     check_key,
-    check_range,
     is_key,
     os_errors,
 )
@@ -47,6 +46,8 @@ _T = TypeVar("_T")
 _SWEPT_AFTER_S = 3_600.0
 # Directories with more names are sampled; that of the remotes in a local tier has few.
 _MANY_NAMES = 64
+# Directories of a root: entries of one remote have 16.
+_KEPT_OPEN = 20
 
 # The time limit of a FileStore as a multiple of a local disk's, and the bytes per extra second.
 _TIMES_AS_LONG = 3
@@ -65,13 +66,11 @@ class Directory:
     Code that uses ``fd`` keeps a reference until the call has returned.
     """
 
-    __slots__ = ("_entered", "_status", "fd", "path")
+    __slots__ = ("_status", "fd", "path")
 
     def __init__(self, fd: int, path: str) -> None:
-        self.fd = fd
-        self.path = path
+        self.fd, self.path = fd, path
         self._status = os.fstat(fd)
-        self._entered: dict[str, Directory] = {}  # shared by threads: replace it, never change it
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -102,30 +101,17 @@ class Directory:
     def enter(self, *names: str, make: bool = False) -> Directory:
         """Open the directory at ``names`` below this one; with ``make``, create missing ones.
 
-        In each directory, the last three stay open. Every call checks the first and the last again,
-        also that their names still lead there. Those between are checked only if they were removed.
         Raises ConfigError if one is a symbolic link, another user's, or writable by others.
         """
         directory = self
-        for depth, name in enumerate(names, 1):
-            child = directory._entered.get(name)
-            is_checked = depth in (1, len(names))
-            if child is None or (is_checked and not child._is_at(name, directory.fd)):
-                try:
-                    child = self._open(name, f"{directory.path}/{name}", directory.fd, make)
-                except FileNotFoundError:
-                    if depth == 1 or os.fstat(directory.fd).st_nlink:
-                        raise
-                    self._entered = {}  # it was removed while it was open here
-                    return self.enter(*names, make=make)
-                directory._entered = {**dict([*directory._entered.items()][-2:]), name: child}
-            directory = child
+        for name in names:
+            directory = self._open(name, f"{directory.path}/{name}", directory.fd, make)
         return directory
 
-    def _is_at(self, name: str, dir_fd: int) -> bool:
-        """Return whether ``name`` still leads here; raise ConfigError if others can write here."""
+    def is_at(self, path: str, above: Directory) -> bool:
+        """Return whether ``path`` still leads here; raise ConfigError if others can write here."""
         try:
-            status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+            status = os.stat(path, dir_fd=above.fd, follow_symlinks=False)
         except OSError:  # opening it will report the error
             return False
         if is_same := os.path.samestat(status, self._status):
@@ -347,6 +333,8 @@ class ObjectFiles:
         self.root = os.path.abspath(os.fspath(root))
         self.url = f"file://{quote(self.root)}"
         self._root: Directory | None = None
+        # Shared by threads: replaced, never changed.
+        self._opened: dict[tuple[str, ...], Directory] = {}
         with os_errors("open", self.url):
             for name in ("objects", "staging") if create else ():
                 self.directory(name, make=True)
@@ -356,12 +344,18 @@ class ObjectFiles:
                 self.sweep()
 
     def directory(self, *names: str, make: bool = False) -> Directory:
-        """Return the root, or a directory in it."""
+        """Return the root, or a directory in it. The latest stay open, and are checked again."""
         # The root stays open even if it is moved; if it was removed, open it again.
-        directory = self._root
-        if directory is None or not os.fstat(directory.fd).st_nlink:
-            directory = self._root = Directory.at(self.root, make=make)
-        return directory.enter(*names, make=make)
+        root = self._root
+        if root is None or not os.fstat(root.fd).st_nlink:
+            root = self._root = Directory.at(self.root, make=make)
+        if not names:
+            return root
+        directory = self._opened.get(names)
+        if directory is None or not directory.is_at("/".join(names), root):
+            directory = root.enter(*names, make=make)
+            self._opened = {**dict([*self._opened.items()][1 - _KEPT_OPEN :]), names: directory}
+        return directory
 
     def _place_of(self, key: str, *, make: bool = False) -> tuple[Directory, str]:
         """Return the directory of the object, and the name of its file."""
@@ -369,15 +363,11 @@ class ObjectFiles:
 
     # -- reading
 
-    def read(
-        self, key: str, start: int = 0, length: int | None = None, *, is_use: bool = False
-    ) -> bytes | None:
-        """Return the object's bytes, or ``length`` of them from ``start``; None if absent.
+    def read(self, key: str, length: int | None = None, *, is_use: bool = False) -> bytes | None:
+        """Return the object's bytes, or the first ``length`` of them; None if absent.
 
         With ``is_use`` the object is marked as used now.
         """
-        if length is not None:
-            check_range(start, length)
         data = None
         with os_errors("get", self.url, key), _absent_is_fine():
             # Do not wait for the other end of a planted pipe.
@@ -387,11 +377,11 @@ class ObjectFiles:
             try:
                 status = os.fstat(fd)
                 if _is_object(status):
-                    left = max(status.st_size - start, 0)
-                    data, end = b"", start + (left if length is None else min(length, left))
+                    data, size = b"", status.st_size
+                    left = size if length is None else min(length, size)
                     # One read returns at most 2 GiB.
-                    while (at := start + len(data)) < end and (more := os.pread(fd, end - at, at)):
-                        data += more
+                    while left and (more := os.pread(fd, left, len(data))):
+                        data, left = data + more, left - len(more)
                     if is_use:
                         # On a disk that became read-only the bytes are still valid.
                         with contextlib.suppress(OSError):
@@ -586,13 +576,13 @@ class FileStore(Store):
         while (info := await self.head(key)) is not None:
             if not accept_size(info.size):
                 return NotAccepted(info.size)
-            data = await self.get_range(key, 0, info.size + 1)
+            data = await self.get_range(key, info.size + 1)
             if data is None or len(data) <= info.size:  # else a larger object replaced it
                 return data
         return None
 
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        return await self._call(lambda: self._files.read(key, start, length), size=length)
+    async def get_range(self, key: str, length: int) -> Buffer | None:
+        return await self._call(lambda: self._files.read(key, length), size=length)
 
     async def head(self, key: str) -> ObjectInfo | None:
         return await self._call(lambda: self._files.stat(key))

@@ -10,6 +10,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from s3cache.errors import (
@@ -29,7 +30,6 @@ from s3cache.store._base import (
     PutMode,
     Store,
     check_key,
-    check_range,
     is_key,
     logger,
 )
@@ -125,26 +125,14 @@ class S3Store(Store):
         await self._call("connect", "", lambda client: asyncio.sleep(0))
 
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
-        path = self._path(key)
-        return await self._call("get", key, lambda client: self._read(client, path, accept_size))
+        path, whole = self._path(key), self._options.max_object_bytes
+        work = partial(self._read, path=path, at_most=whole, accept_size=accept_size)
+        return await self._call("get", key, work)
 
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        path = self._path(key)
-        check_range(start, length)
-        if length == 0:
-            return None if await self.head(key) is None else b""
-
-        async def read(client: Any) -> Buffer:
-            answer = await self._get_range(client, path, start, length)
-            if answer is None:
-                return b""
-            async with answer["Body"]:
-                total, is_range = self._total_bytes(answer)
-                data = bytearray(min(length, total - start) if is_range else total)
-                await _fill(memoryview(data), answer["Body"])
-                return data if is_range else data[start : start + length]
-
-        return await self._call("get_range", key, read)
+    async def get_range(self, key: str, length: int) -> Buffer | None:
+        work = partial(self._read, path=self._path(key), at_most=length)
+        data: Any = await self._call("get_range", key, work)
+        return None if data is None else data[:length]  # some servers send the whole object
 
     async def head(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
@@ -406,18 +394,18 @@ class S3Store(Store):
             raise
 
     async def _read(
-        self, client: Any, path: str, accept_size: AcceptSize | None
+        self, client: Any, path: str, at_most: int, accept_size: AcceptSize | None = None
     ) -> Buffer | NotAccepted:
-        """Read one version of the object, in as many ranges as necessary."""
+        """Read bytes of one version of the object, in as many ranges as necessary."""
         part_bytes = self._options.part_bytes
-        answer = await self._get_range(client, path, 0, part_bytes)
+        answer = await self._get_range(client, path, 0, min(part_bytes, at_most))
         if answer is None:  # an empty object has no first byte
             return b""
         async with answer["Body"]:  # aiohttp's response, which is closed if it was not read
             total, is_range = self._total_bytes(answer)
             if accept_size is not None and not accept_size(total):
                 return NotAccepted(total)
-            whole = bytearray(total)
+            whole = bytearray(min(total, at_most) if is_range else total)
             view = memoryview(whole)
             first = view[:part_bytes] if is_range else view
             await _fill(first, answer["Body"])
@@ -432,7 +420,7 @@ class S3Store(Store):
                         return await _fill(into, part["Body"])
             raise TransientError("the object was overwritten while it was read")
 
-        starts = range(len(first), total, part_bytes)
+        starts = range(len(first), len(whole), part_bytes)
         await concurrently(read_part, starts, at_once=_PARTS_AT_ONCE)
         return whole
 

@@ -241,9 +241,9 @@ class DiskTier:
         return self._files.read(self._namespace + name, is_use=True)
 
     @_in_time
-    def peek(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+    def peek(self, name: str, length: int | None = None) -> bytes | None:
         """Return the object's bytes, or ``length`` of them, or ``None``; this is not a use."""
-        return self._files.read(self._namespace + name, start, length)
+        return self._files.read(self._namespace + name, length)
 
     @_in_time
     def head(self, name: str) -> ObjectInfo | None:
@@ -390,7 +390,7 @@ class DiskTier:
     def _was_replaced(self, key: str, data: Buffer | None) -> bool:
         if data is None:
             return False
-        beginning = self._files.read(key, 0, _BEGINNING_BYTES)
+        beginning = self._files.read(key, _BEGINNING_BYTES)
         return beginning not in (None, bytes(memoryview(data)[:_BEGINNING_BYTES]))
 
     @_in_time
@@ -489,8 +489,8 @@ class TierStore(Store):
             return data
         return NotAccepted(len(data))
 
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        return await asyncio.to_thread(self._tier.peek, key, start, length)
+    async def get_range(self, key: str, length: int) -> Buffer | None:
+        return await asyncio.to_thread(self._tier.peek, key, length)
 
     async def head(self, key: str) -> ObjectInfo | None:
         return await asyncio.to_thread(self._tier.head, key)

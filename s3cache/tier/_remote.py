@@ -688,7 +688,7 @@ async def read_head(store: Store, name: str, admit: TrustCheck | None = None) ->
     """
     length = frame.HEADER_HINT_BYTES
     while True:
-        data = await store.get_range(name, 0, length)
+        data = await store.get_range(name, length)
         if data is None:
             return None
         try:

@@ -54,9 +54,9 @@ class CountingStore(WrapperStore):
 
     heads = listings = listed = 0
 
-    async def get_range(self, key: str, start: int, length: int) -> Any:
+    async def get_range(self, key: str, length: int) -> Any:
         self.heads += 1
-        return await super().get_range(key, start, length)
+        return await super().get_range(key, length)
 
     async def list(self, prefix: str = "") -> Any:
         self.listings += 1

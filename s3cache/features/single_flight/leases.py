@@ -244,5 +244,5 @@ class Leases:
 
     async def read(self, row: str, number: int) -> str | None:
         """Return the text of a number of a row; None if there is no such number."""
-        data = await self._store.get_range(f"{row}/{number:08d}", 0, _SHOWN)
+        data = await self._store.get_range(f"{row}/{number:08d}", _SHOWN)
         return None if data is None else printable(bytes(data).decode(errors="replace"))
