@@ -1,8 +1,7 @@
 """Stores obey their contract: without a server, on moto, and on servers that are not plain AWS.
 
-The wrappers are nested over a store that fails one call in five. ``make test`` runs one case of
-each test on moto with default options. ``make test-all`` runs the other cases, and one case of each
-test on a store that reads and writes larger objects in parts.
+The wrappers are nested over a store that fails one call in five. ``make test`` runs the tests on a
+fake server, and on Ceph if it is there, ``make test-all`` also on moto, and with objects in parts.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.support.buckets import RawBucket, retrying
 from tests.support.contract import StoreContract
 from tests.support.fakes import DirectoryBucket, FakeS3, ObjectLock
 from tests.support.faulty import Fault, FaultyStore
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.processes import KEYS
 from tests.support.scripted import ScriptedServer
 
@@ -154,6 +153,7 @@ MIB = 1 << 20
 IN_PARTS: dict[str, Any] = {"part_bytes": MIB, "multipart_bytes": 5 * MIB}
 
 
+@slow
 class TestS3OnMoto(StoreContract):
     secrets = ("testing-secret",)
     many = 110  # more than a page, see conftest.py
@@ -170,7 +170,7 @@ class TestS3OnMoto(StoreContract):
         return RawBucket(s3_options)
 
 
-@slow
+@nightly
 class TestS3InPartsOnMoto(TestS3OnMoto):
     """Objects over 1 MiB are read in ranges, and objects over 5 MiB are written in parts."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.marks import cases, examples, slow
+from tests.support.marks import cases, examples, nightly, slow
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.scripts import python
@@ -44,7 +44,7 @@ def test_entries_that_killed_processes_acknowledged_arrive(
     proxy.link = Link(bytes_per_s=150_000)
     acknowledged: list[str] = []
     left_behind = 0
-    rounds, moments = examples(0.12), [("upload done", 3), ("saved", 1), ("upload started", 1)]
+    rounds, moments = examples(0.04), [("upload done", 3), ("saved", 1), ("upload started", 1)]
     for round_ in range(rounds):
         pair = [
             # Only a kill ends this process.
@@ -70,6 +70,7 @@ def test_entries_that_killed_processes_acknowledged_arrive(
     check_all_arrive(machine, new_machine(), acknowledged)
 
 
+@slow
 def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
     proxy: Proxy, new_machine: NewMachine
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
     check_all_arrived(new_machine(), ["key"])
 
 
+@slow
 def test_two_successors_upload_each_entry_once(proxy: Proxy, new_machine: NewMachine) -> None:
     """If two processes find the same records, exactly one of them uploads each entry."""
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
@@ -122,8 +124,8 @@ def test_two_successors_upload_each_entry_once(proxy: Proxy, new_machine: NewMac
     ("link", "steps", "sent", "status"),
     [
         (HANGS, [], None, 0),
-        (Link(bytes_per_s=1_000), [], None, 0),
-        (HANGS, [], signal.SIGTERM, -signal.SIGTERM),
+        pytest.param(Link(bytes_per_s=1_000), [], None, 0, marks=nightly),
+        pytest.param(HANGS, [], signal.SIGTERM, -signal.SIGTERM, marks=nightly),
         (HANGS, [["exit_on_sigterm"]], signal.SIGTERM, 3),
     ],
     ids=["hangs", "slow", "killed by SIGTERM", "exits on SIGTERM"],
@@ -184,7 +186,8 @@ def test_children_save_and_look_up_while_their_parent_uploads(
     "module",
     cases(
         ["botocore.compat", "aiohttp", "aioboto3", "s3transfer"],
-        slow_ones=["aiohttp", "aioboto3", "s3transfer"],
+        slow_ones=["aiohttp"],
+        nightly_ones=["aioboto3", "s3transfer"],
     ),
 )
 def test_a_child_can_be_forked_while_the_client_is_created(
@@ -280,7 +283,7 @@ NO_MEMORY = """
 
 
 @needs_proc
-@pytest.mark.parametrize("left", [2 * MIB, pytest.param(64 << 10, marks=slow)])
+@pytest.mark.parametrize("left", [2 * MIB, pytest.param(64 << 10, marks=nightly)])
 def test_a_process_without_memory_continues(new_machine: NewMachine, left: int) -> None:
     """No call raises, and neither an entry nor the server is blamed. Once memory is free again,
     each lookup hits, and all saved entries are there."""
@@ -341,6 +344,7 @@ NO_DESCRIPTORS = """
     """
 
 
+@slow
 @needs_proc
 def test_a_process_without_free_descriptors_continues(new_machine: NewMachine) -> None:
     """Lookups miss with the reason, saves wait in memory, and the process ends without an error."""

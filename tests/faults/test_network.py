@@ -16,6 +16,7 @@ from s3cache import Cache
 from s3cache.cache import Hit, Miss, Saved
 from s3cache.errors import CircuitOpenError, Reason, TransientError
 from s3cache.stats import TransferEvent
+from tests.support.marks import slow
 from tests.support.processes import KEYS
 from tests.support.proxy import Link, Proxy
 from tests.support.waiting import LONG_S, eventually
@@ -98,14 +99,16 @@ def break_link(proxy: Proxy, link: Link | str) -> None:
         proxy.refuse()
 
 
-def bad_links(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("bad", [BAD[name] for name in names], ids=names)
+def bad_links(first: str, *others: str) -> pytest.MarkDecorator:
+    """Run a test with several links, all but the first with the slow tests."""
+    slow_ones = [pytest.param(BAD[name], id=name, marks=slow) for name in others]
+    return pytest.mark.parametrize("bad", [pytest.param(BAD[first], id=first), *slow_ones])
 
 
 # --- lookups
 
 
-@bad_links(*BAD)
+@bad_links("cuts answers", *(BAD.keys() - {"cuts answers"}))
 def test_a_lookup_over_a_bad_link_misses_in_time_with_a_reason(
     bad: Bad,
     proxy: Proxy,
@@ -132,20 +135,25 @@ def test_a_lookup_over_a_bad_link_misses_in_time_with_a_reason(
 
 @pytest.mark.parametrize(
     "link",
-    [Link(reset_up=50, times=1), Link(reset_down=9_000, times=2), Link(cut_down=90_000, times=2)],
-    ids=["request reset", "answer reset", "answer cut"],
+    [
+        Link(cut_down=90_000, times=2),
+        pytest.param(Link(reset_up=50, times=1), marks=slow),
+        pytest.param(Link(reset_down=9_000, times=2), marks=slow),
+    ],
+    ids=["answer cut", "request reset", "answer reset"],
 )
 def test_a_broken_download_is_retried(link: Link, proxy: Proxy, reader: OpenCache) -> None:
     """The lookup hits with all bytes."""
     cache = reader()
     before = proxy.broken
     proxy.link = link
-    result = cache.lookup(KEY)
-    assert is_right(result)
+    assert is_right(cache.lookup(KEY))
     assert proxy.broken == before + link.times
 
 
-@pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=100_000)], ids=["hangs", "slow"])
+@pytest.mark.parametrize(
+    "link", [HANGS, pytest.param(Link(bytes_per_s=100_000), marks=slow)], ids=["hangs", "slow"]
+)
 def test_a_late_download_reaches_the_local_tier(
     link: Link, proxy: Proxy, reader: OpenCache
 ) -> None:
@@ -185,7 +193,7 @@ def test_lookups_do_not_wait_while_the_breaker_is_open_and_recover_later(
     assert cache.stats().breaker == "closed"
 
 
-@bad_links("refuses", "hangs", "resets answers", "cuts answers", "is slow")
+@bad_links("hangs", "refuses", "resets answers", "is slow")
 def test_a_prefetch_over_a_bad_link_reports_failures_and_a_second_one_completes(
     bad: Bad, proxy: Proxy, reader: OpenCache
 ) -> None:
@@ -210,7 +218,7 @@ def test_a_prefetch_over_a_bad_link_reports_failures_and_a_second_one_completes(
 # --- saves
 
 
-@bad_links("refuses", "hangs", "resets requests", "is slow")
+@bad_links("refuses", "hangs", "resets requests")
 def test_entries_saved_over_a_bad_link_arrive_once_it_works_again(
     bad: Bad,
     proxy: Proxy,
@@ -230,9 +238,8 @@ def test_entries_saved_over_a_bad_link_arrive_once_it_works_again(
     eventually(lambda: len(retried) >= 2)
     proxy.heal()
     eventually(lambda: cache.stats().pending == 0)
-    assert (
-        cache.stats().uploaded >= 5
-    )  # more if an entry's record was found before the entry was queued
+    # More if an entry's record was found before the entry was queued.
+    assert cache.stats().uploaded >= 5
     (warning,) = warnings(caplog)
     assert "an upload failed" in warning
     other = open_cache()

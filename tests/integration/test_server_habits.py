@@ -94,7 +94,10 @@ def test_machines_that_start_together_upload_everything(
     assert len(fake.objects) == len(expected)
 
 
-@pytest.mark.parametrize("kind", [OneWriteASecond, ObjectLock, DirectoryBucket])
+@pytest.mark.parametrize(
+    "kind",
+    [DirectoryBucket, *(pytest.param(kind, marks=slow) for kind in (OneWriteASecond, ObjectLock))],
+)
 def test_the_doctor_finds_no_fault(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, kind: type[FakeS3]
 ) -> None:
