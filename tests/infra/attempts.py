@@ -12,12 +12,8 @@ from typing import Any
 
 import boto3
 import pytest
-from _pytest.mark import ParameterSet
 from botocore.config import Config
 from botocore.exceptions import ClientError
-
-from infra.policies import ROLES
-from tests.support.marks import slow
 
 _COUNT = itertools.count()
 
@@ -162,28 +158,19 @@ MAY = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    role: str
-    attempt: str
-    may: bool
-
-
-def cases(but: Mapping[str, str] = MappingProxyType({})) -> list[ParameterSet]:
-    """Return every role with every attempt, as parameters of a test.
+def wrong_answers(
+    role: str, client: Any, bucket: Bucket, but: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return the attempts that a server allows or refuses to a role contrary to :data:`MAY`.
 
     Args:
         but: the roles that may make an attempt, where a server differs from AWS.
     """
     may = {**MAY, **but}
     return [
-        pytest.param(
-            Case(role.name, attempt, role.name in may.get(attempt, "").split()),
-            id=f"{role.name}-{attempt}",
-            marks=[slow] if attempt.endswith(" other") and attempt != "add to other" else [],
-        )
+        attempt
         for attempt in ATTEMPTS
-        for role in ROLES
+        if is_refused(attempt, client, bucket) == (role in may.get(attempt, "").split())
     ]
 
 
