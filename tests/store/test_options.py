@@ -47,29 +47,13 @@ def s3(url: str, **options: Any) -> S3Options:
     return location
 
 
-def test_s3_url() -> None:
-    options = s3(
-        "s3://my-bucket/a/b%20c/?endpoint_url=https://h:9000&region=r&addressing_style=path"
-        "&sse=aws:kms&sse_kms_key_id=k&part_bytes=1MB&read_timeout_s=1.5&anonymous=true"
-        "&request_payer=requester&conditional_create=check"
-    )
-    assert options == S3Options(
-        "my-bucket",
-        "a/b c",
-        endpoint_url="https://h:9000",
-        region="r",
-        addressing_style="path",
-        sse="aws:kms",
-        sse_kms_key_id="k",
-        part_bytes=1_000_000,
-        read_timeout_s=1.5,
-        anonymous=True,
-        request_payer="requester",
-        conditional_create="check",
-    )
-
-
-def test_other_urls() -> None:
+def test_a_url_has_place_and_options() -> None:
+    texts = {"endpoint_url": "https://h:9000", "region": "r", "addressing_style": "path"}
+    texts |= {"sse": "aws:kms", "sse_kms_key_id": "k", "request_payer": "requester"}
+    url = f"s3://my-bucket/a/b%20c/?{'&'.join(f'{name}={text}' for name, text in texts.items())}"
+    others: dict[str, Any] = {"part_bytes": 1_000_000, "read_timeout_s": 1.5, "anonymous": True}
+    options = s3(f"{url}&part_bytes=1MB&read_timeout_s=1.5&anonymous=true")
+    assert options == S3Options("my-bucket", "a/b c", **texts, **others)
     assert parse_url("file:///a/b%20c/?create=false") == FileLocation("/a/b c", create=False)
     assert parse_url("file:///a") == FileLocation("/a", create=True)
     assert parse_url("memory://x") == MemoryLocation("x")
@@ -77,19 +61,18 @@ def test_other_urls() -> None:
     assert open_store("memory://x") is not open_store("memory://y")
 
 
-def test_argument_wins_over_url_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_wins_over_the_url_and_that_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None and an empty variable mean not given."""
+    monkeypatch.setenv("S3CACHE_REGION", "")
+    assert s3("s3://Bucket?profile=p", profile=None) == S3Options("Bucket", profile="p")
     monkeypatch.setenv("S3CACHE_REGION", "from-environment")
     monkeypatch.setenv("S3CACHE_PROFILE", "from-environment")
     monkeypatch.setenv("S3CACHE_MAX_POOL_CONNECTIONS", "7")
     options = s3("s3://bucket?region=from-url&profile=from-url", region="from-argument")
-    assert options.region == "from-argument"
-    assert options.profile == "from-url"
+    assert (options.region, options.profile) == ("from-argument", "from-url")
     assert options.max_pool_connections == 7
-
-
-def test_none_and_an_empty_variable_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("S3CACHE_REGION", "")
-    assert s3("s3://Bucket?profile=p", profile=None) == S3Options("Bucket", profile="p")
     monkeypatch.setenv("S3CACHE_SSE", "maybe")
     with pytest.raises(ConfigError, match="environment variable S3CACHE_SSE"):
         parse_url("s3://bucket")
@@ -143,10 +126,9 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("given", "message"),
     [
         ("s3a://bucket", "did you mean 's3'?"),
-        ("/shared/cache", "has no scheme; use s3://"),
         ("http://bucket", "use s3://bucket/prefix"),
         ("s3://", "names no bucket"),
         ("s3://b", "not a bucket name"),
@@ -154,46 +136,38 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("s3://bucket/a/../b", "'..' segment"),
         ("s3://bucket/a#b", "%23"),
         (f"s3://bucket/{'p' * 826}", "use a shorter one"),
-        ("s3://bucket?ca_bundle=/no/such/ca.pem", "'/no/such/ca.pem', which does not exist; give"),
-        ("s3://bucket?regoin=x", "did you mean 'region'?"),
-        ("s3://bucket?zzz=x", "use one of addressing_style"),
-        ("s3://bucket?prefix=x", "not known"),
-        ("s3://bucket?region=", "no value"),
-        ("s3://bucket?region=a&region=b", "twice"),
-        ("s3://bucket?addressing_style=paht", "did you mean 'path'?"),
-        ("s3://bucket?part_bytes=16mebi", "not a size"),
-        ("s3://bucket?part_bytes=0", "out of range"),
-        ("s3://bucket?read_timeout_s=soon", "not a number"),
-        ("s3://bucket?anonymous=maybe", "use true or false"),
-        ("s3://bucket?endpoint_url=localhost:9000", "http://host:port"),
-        ("s3://bucket?sse=C", "S3CACHE_SSE_C_KEY"),
-        ("s3://bucket?sse_kms_key_id=x", "add sse=aws:kms"),
         ("file://relative/path", "three slashes"),
         ("file:///a?region=x", "not known"),
         ("memory://x?region=x", "takes no options"),
+        ("?ca_bundle=/no/such/ca.pem", "'/no/such/ca.pem', which does not exist; give"),
+        ("?regoin=x", "did you mean 'region'?"),
+        ("?zzz=x", "use one of addressing_style"),
+        ("?prefix=x", "not known"),
+        ("?region=", "no value"),
+        ("?region=a&region=b", "twice"),
+        ("?addressing_style=paht", "did you mean 'path'?"),
+        ("?part_bytes=16mebi", "not a size"),
+        ("?part_bytes=0", "out of range"),
+        ("?read_timeout_s=soon", "not a number"),
+        ("?anonymous=maybe", "use true or false"),
+        ("?endpoint_url=localhost:9000", "http://host:port"),
+        ("?sse=C", "S3CACHE_SSE_C_KEY"),
+        ("?sse_kms_key_id=x", "add sse=aws:kms"),
+        ({"access_key": "a"}, "give both or neither"),
+        ({"session_token": "a"}, "without keys"),
+        ({"access_key": "a", "secret_key": "b", "anonymous": True}, "contradicts"),
+        ({"sse": "C", "sse_c_key": b"short"}, "5 bytes long, not 32"),
+        ({"sse": "C", "sse_c_key": "not base64!"}, "not base64"),
+        ({"region": 5}, "is a int"),
+        ({"regoin": "x"}, "did you mean 'region'?"),
     ],
 )
-def test_mistakes_are_named_with_a_fix(url: str, message: str) -> None:
+def test_mistakes_are_named_with_a_fix(given: str | dict[str, Any], message: str) -> None:
+    """A mistake in a URL, in the options of a bucket's URL, or in arguments."""
+    options = given if isinstance(given, dict) else {}
+    url = given if isinstance(given, str) and "://" in given[:10] else f"s3://bucket{given}"
     with pytest.raises(ConfigError) as caught:
-        parse_url(url)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("message", "options"),
-    [
-        ("give both or neither", {"access_key": "a"}),
-        ("without keys", {"session_token": "a"}),
-        ("contradicts", {"access_key": "a", "secret_key": "b", "anonymous": True}),
-        ("5 bytes long, not 32", {"sse": "C", "sse_c_key": b"short"}),
-        ("not base64", {"sse": "C", "sse_c_key": "not base64!"}),
-        ("is a int", {"region": 5}),
-        ("did you mean 'region'?", {"regoin": "x"}),
-    ],
-)
-def test_mistakes_in_arguments_are_named(message: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_url("s3://bucket", **options)
+        parse_url("s3://bucket" if options else url, **options)
     assert message in str(caught.value)
 
 
@@ -201,49 +175,38 @@ def test_mistakes_in_arguments_are_named(message: str, options: dict[str, Any]) 
     ("one", "other"),
     [
         ("s3://bucket/p", "s3://bucket/p/?region=eu-west-1&part_bytes=5&storage_class=STANDARD"),
-        ("s3://bucket?endpoint_url=https://h", "s3://bucket?endpoint_url=https://h/&profile=x"),
+        ("s3://bucket/a%25b%20c/d?endpoint_url=http://[::1]:9000", ""),
+        ("s3://bucket?endpoint_url=https://h", "s3://bucket?endpoint_url=https://H//&profile=x"),
+        ("s3://bucket?endpoint_url=https://h", "s3://bucket?endpoint_url=HTTPS://h:443/"),
         ("file:///a/b", "file://localhost/a/b/?create=false"),
+        ("file:///a%20b", ""),
+        ("memory://x", ""),
     ],
 )
-def test_one_place_has_one_identity(one: str, other: str) -> None:
-    assert parse_url(one).identity == parse_url(other).identity
+def test_a_place_has_one_identity_which_is_a_url_of_it(one: str, other: str) -> None:
+    """The local tier keeps the entries of different remotes apart."""
+    identity = parse_url(one).identity
+    assert parse_url(other or one).identity == parse_url(identity).identity == identity
 
 
 def test_different_places_and_encryptions_have_different_identities() -> None:
-    urls = [
-        "s3://bucket",
-        "s3://bucket/p",
-        "s3://bucket2/p",
-        "s3://bucket/p?endpoint_url=http://127.0.0.1:9000",
-        "s3://bucket/p?endpoint_url=http://127.0.0.1:9001",
-        "s3://bucket/p?endpoint_url=https://h:9000",
-        "s3://bucket/p?sse=AES256",
-        "s3://bucket/p?sse=aws:kms",
-        "s3://bucket/p?sse=aws:kms&sse_kms_key_id=k",
-        "file:///bucket/p",
-        "memory://bucket/p",
-    ]
+    of_buckets = """
+        s3://bucket
+        s3://bucket/p
+        s3://bucket2/p
+        s3://bucket/p?endpoint_url=http://127.0.0.1:9000
+        s3://bucket/p?endpoint_url=http://127.0.0.1:9001
+        s3://bucket/p?endpoint_url=https://h
+        s3://bucket/p?endpoint_url=https://h:9000
+        s3://bucket/p?sse=AES256
+        s3://bucket/p?sse=aws:kms
+        s3://bucket/p?sse=aws:kms&sse_kms_key_id=k
+    """
+    urls = [*of_buckets.split(), "file:///bucket/p", "memory://bucket/p"]
     places = {parse_url(url).identity for url in urls}
     for byte in (0, 1):
         places.add(parse_url("s3://bucket/p?sse=C", sse_c_key=bytes([byte] * 32)).identity)
     assert len(places) == len(urls) + 2
-
-
-@pytest.mark.parametrize(
-    "url", ["s3://bucket/a%25b%20c/d?endpoint_url=http://[::1]:9000", "file:///a%20b", "memory://x"]
-)
-def test_identity_is_a_url_of_the_same_place(url: str) -> None:
-    assert parse_url(parse_url(url).identity).identity == parse_url(url).identity
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["https://MinIO.example", "HTTPS://minio.example:443/", "https://minio.example//"]
-)
-def test_the_spelling_of_a_server_makes_no_difference(endpoint: str) -> None:
-    """The local tier keeps the entries of different remotes apart."""
-    wanted = "s3://bucket?endpoint_url=https://minio.example"
-    assert parse_url("s3://bucket", endpoint_url=endpoint).identity == wanted
-    assert parse_url(f"{wanted}:9000").identity != wanted
 
 
 # -- the server of a bucket
@@ -334,6 +297,11 @@ def test_botocore_finds_the_same_proxy(no_proxy_for: str, monkeypatch: pytest.Mo
                 S3Options("bucket", endpoint_url=f"http://{host}")
         else:
             assert S3Options("bucket", endpoint_url=f"http://{host}")
+
+
+def test_a_path_is_not_a_url() -> None:
+    with pytest.raises(ConfigError, match="has no scheme; use s3://"):
+        parse_url("/shared/cache")
 
 
 def test_the_bundle_of_certificates_must_exist(
