@@ -1,12 +1,8 @@
 """The store protocol, a store in memory, and the wrappers that add retries, metrics or a breaker.
 
-Every store and every wrapper keeps the promises of :class:`Store` and passes the same contract
-suite. The wrappers nest in this order::
-
-    BreakingStore(RetryingStore(MeteredStore(store), retry_policy), breaker)
-
-The breaker belongs outside the retries: attempts inside them are cut off by cancellation, which
-would not count as a failure, but a server that hangs must open the breaker too.
+Each keeps the promises of :class:`Store`, and passes the same contract suite. A breaker belongs
+outside the retries: attempts inside them are cut off by cancellation, which would not count as a
+failure, but a server that hangs must open the breaker too.
 """
 
 from __future__ import annotations
@@ -62,8 +58,7 @@ _KEY = re.compile(f"{_SEGMENT}(/{_SEGMENT})*")
 def check_key(key: str) -> str:
     """Return ``key`` if every store can hold it; else raise ConfigError.
 
-    It has at most :data:`MAX_KEY_BYTES`, and is a path of segments of 1 to 200 of ``a-z 0-9 _ . =
-    -`` that do not begin with a dot.
+    It is a path of segments of 1 to 200 of ``a-z 0-9 _ . = -`` that do not begin with a dot.
     """
     if not is_key(key):
         raise ConfigError(
@@ -106,8 +101,6 @@ def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """The metadata of an object."""
-
     key: str
     size: int  # bytes
     modified: float  # seconds since the epoch, by the store's clock
@@ -122,14 +115,11 @@ class NotAccepted:
 
 @runtime_checkable
 class Store(Protocol):
-    """Bytes under keys, asynchronously.
-
-    :func:`check_key` defines legal keys. A store is used from one event loop, by any number of
-    concurrent tasks.
+    """Bytes under keys, for any number of concurrent tasks of one event loop.
 
     Every method raises :class:`~s3cache.errors.TransientError` or
     :class:`~s3cache.errors.PermanentError` (or a subclass) if the store fails, and
-    :class:`~s3cache.errors.ConfigError` for an illegal key.
+    :class:`~s3cache.errors.ConfigError` for an illegal key, see :func:`check_key`.
     """
 
     @property
@@ -160,9 +150,8 @@ class Store(Protocol):
         It is one version of the object as written by one ``put``, never a mixture or a fragment.
 
         ``accept_size`` is called with the object's size, on the event loop, before memory for the
-        body is allocated; if it returns False, the answer is :class:`NotAccepted`. It is not called
-        for an absent object. It is called again if the object is read again, after a failure or
-        because another version replaced it.
+        body is allocated; if it returns False, the answer is :class:`NotAccepted`. It is called
+        again if the object is read again, after a failure or because another version replaced it.
         """
         ...
 
@@ -214,10 +203,7 @@ class Store(Protocol):
     async def list_page(
         self, prefix: str, after: str | None = None
     ) -> tuple[Sequence[ObjectInfo], str | None]:
-        """Return one page of :meth:`list`, and the token of the next page.
-
-        ``after`` is the token from the previous page. The last page has the token None.
-        """
+        """Return the page of :meth:`list` for the token ``after``, and the next token, or None."""
         ...
 
     async def atomic_create(self) -> bool | None:
@@ -291,10 +277,9 @@ def _method(verb: Verb, name: str = "") -> Any:
 
 
 class WrapperStore(Store):
-    """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
+    """Passes every call on to ``inner``, also the close.
 
-    A wrapper overrides :meth:`_around` to change all calls, or the method of a verb to change that
-    verb. Each page of a listing is a call.
+    A subclass overrides :meth:`_around` to change all calls, or the method of a verb.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -306,7 +291,7 @@ class WrapperStore(Store):
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         """Make one call to ``inner`` by awaiting ``call()``, as often as necessary.
 
-        For a page of a listing, ``key`` is the prefix; for the store as a whole, ``""``.
+        A page of a listing is a call, and ``key`` its prefix; for the whole store it is ``""``.
         """
         return await call()
 
@@ -364,7 +349,7 @@ class RetryingStore(WrapperStore):
     raises :class:`~s3cache.errors.PreconditionError`. Two writers of the same bytes may both
     succeed.
 
-    ``policy`` bounds each page of a listing, not the whole. The consumer's own time does not count.
+    ``policy`` bounds each page of a listing, not the whole.
     """
 
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:

@@ -156,7 +156,7 @@ class Directory:
         """Open a file that only this user's caches write; ``close_unshared`` closes it.
 
         A file that another user planted under this name is removed: its owner could change it, or
-        it could redirect our writes. So ``flags`` must not have ``O_TRUNC``.
+        it could redirect our writes. So ``flags`` have no ``O_TRUNC``.
         """
         while True:
             try:
@@ -172,10 +172,7 @@ class Directory:
                 os.unlink(name, dir_fd=self.fd)
 
     def try_lock(self, name: str) -> int | None:
-        """Open and lock a private file, made if missing; return None if another process has it.
-
-        ``close_unshared`` unlocks it.
-        """
+        """Open and lock a private file, made if missing; return None if another process has it."""
         fd = self.open_private(name, os.O_RDWR | os.O_CREAT)
         with contextlib.ExitStack() as undo:
             undo.callback(close_unshared, fd)
@@ -211,13 +208,10 @@ def own_directory(path: str) -> Directory:
 
 
 def is_writable_by_others(status: os.stat_result) -> bool:
-    """Return whether users other than the owner may write: others, or a group with members.
-
-    A user's private group (the default of useradd, with umask 002) has the user's number and no
-    other members.
-    """
+    """Return whether users other than the owner may write: others, or a group with members."""
     if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
         return bool(status.st_mode & stat.S_IWOTH)
+    # A private group (the default of useradd, with umask 002) has the user's number.
     if status.st_gid != status.st_uid:
         return True
     import grp  # rarely needed: few directories are writable by a group
@@ -297,22 +291,17 @@ def private_directory() -> tuple[str, Callable[[], None]]:
     It is below the temporary directory where that is safe, else in the next best place. Raises
     ConfigError or OSError if there is none.
     """
-    problem: Exception | None = None
+    problems: list[Exception] = []
     for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
-        try:
-            temporary = tempfile.TemporaryDirectory(prefix="s3cache-", dir=place)
-        except OSError as exc:
-            problem = problem or exc
-            continue
-        path = os.path.realpath(temporary.name)
-        try:
-            check_way(path)
-            return path, temporary.cleanup
-        except (ConfigError, OSError) as exc:
-            temporary.cleanup()
-            problem = problem or exc
-    assert problem is not None
-    raise problem
+        with contextlib.ExitStack() as undo:
+            try:
+                temporary = tempfile.TemporaryDirectory(prefix="s3cache-", dir=place)
+                undo.callback(temporary.cleanup)
+                check_way(path := os.path.realpath(temporary.name))
+                return path, undo.pop_all().close
+            except (ConfigError, OSError) as exc:
+                problems.append(exc)
+    raise problems[0]
 
 
 # -- objects
@@ -324,8 +313,7 @@ class ObjectFiles:
     A missing ``root`` is made with mode 0700, and its parents with 0755 at most.
 
     Raises:
-        ConfigError: another user can write to ``root`` or replace it, and so run code in every
-            reader; see :meth:`Directory.at`.
+        ConfigError: another user can write to ``root`` or replace it; see :meth:`Directory.at`.
         StoreError: it cannot be created.
     """
 

@@ -185,7 +185,6 @@ class FileLocation:
 
     @property
     def identity(self) -> str:
-        """Return the directory as a canonical URL."""
         return f"file://{quote(self.path)}"
 
 
@@ -197,7 +196,6 @@ class MemoryLocation:
 
     @property
     def identity(self) -> str:
-        """Return the name as a canonical URL."""
         return f"memory://{quote(self.name)}"
 
 
@@ -214,10 +212,7 @@ STORE_OPTIONS = _OPTIONS["s3"] | _OPTIONS["file"]
 def parse_url(
     url: str, **options: Unpack[StoreOptions]
 ) -> S3Options | FileLocation | MemoryLocation:
-    """Combine ``url``, ``options`` and the environment, typed and checked.
-
-    ``options`` take precedence over the URL, and the URL over the environment; ``None`` means not
-    given.
+    """Combine ``options``, ``url`` and the environment, in this order, typed and checked.
 
     Raises:
         ConfigError: unknown scheme, option or value; a credential in the URL; no bucket or path.

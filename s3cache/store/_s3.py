@@ -7,7 +7,6 @@ import base64
 import contextlib
 import hashlib
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -47,7 +46,6 @@ _MAX_PARTS = 10_000
 # The longest pauses before the attempts of a request in a multipart upload.
 _PAUSES_S = (0.0, 1.0, 4.0, 16.0)
 _ABORT_TIMEOUT_S = 5.0
-_CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 _TOO_OFTEN = (429, 503)
 # Pauses before a write is repeated: R2 and Google take one write of an object a second
 # (https://developers.cloudflare.com/r2/platform/limits/).
@@ -60,16 +58,13 @@ class S3Store(Store):
     """A :class:`~s3cache.store.Store` in one bucket, under one prefix.
 
     The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to that
-    event loop. If its credentials are refused, unless they were given as options, they are loaded
-    again, and if they are others, the call is repeated. Otherwise only parts of an upload are
-    retried here, so that a lost request does not repeat all of them: wrap the store for other
-    retries.
+    event loop. If its credentials are refused, and others can be loaded, the call is repeated. Else
+    only parts of an upload are retried here: wrap the store for other retries.
 
-    The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
-    download is one version of an object: parts of two versions are never joined. Large objects are
-    read in parallel ranges, and written in parallel parts. But if CompleteMultipartUpload ignores
-    the condition (on all servers except AWS and MinIO), ``put(mode="create")`` uses one request,
-    which is limited to 5 GiB.
+    The server verifies the SHA-256 of every uploaded body, as it is part of the signature. Large
+    objects are read in parallel ranges of one version, and written in parallel parts. But if
+    CompleteMultipartUpload ignores the condition (on all servers except AWS and MinIO),
+    ``put(mode="create")`` uses one request, which is limited to 5 GiB.
 
     AWS honours ``If-None-Match: *`` on a write. Another server shows it by its answers: it refuses
     an object that exists, or the first object that was created here is written again, with the same
@@ -113,7 +108,6 @@ class S3Store(Store):
 
     @property
     def url(self) -> str:
-        """Bucket, prefix and endpoint; :func:`~s3cache.store.parse_url` reads it back."""
         return self._url
 
     @property
@@ -121,7 +115,6 @@ class S3Store(Store):
         return self._options.via
 
     async def connect(self) -> None:
-        """Open the client now, mostly on another thread, so that calls need not wait for it."""
         await self._call("connect", "", lambda client: asyncio.sleep(0))
 
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
@@ -151,7 +144,6 @@ class S3Store(Store):
     ) -> None:
         body = memoryview(data).cast("B")
         target = {**self._for_write, "Key": self._path(key), "Metadata": dict(metadata or {})}
-
         write = self._create if mode == "create" else self._write
         try:
             await self._call("put", key, lambda client: write(client, target, body))
@@ -189,14 +181,12 @@ class S3Store(Store):
         return page
 
     async def atomic_create(self) -> bool | None:
-        """Return whether the server honours ``If-None-Match: *``, as far as it is known."""
         return {"honoured": True, "unknown": None}.get(self._condition, False)
 
     def forget_failures(self) -> None:
         self._clients.forget_failures()
 
     async def aclose(self) -> None:
-        """Close all connections; running calls fail. A second call does nothing."""
         await self._clients.aclose()
 
     # -- calls
@@ -235,7 +225,7 @@ class S3Store(Store):
         return directory + slash + name.replace(".", "/~", 1)
 
     def _key(self, path: str) -> str:
-        """Return the key of an object; an illegal key if the object is not ours."""
+        """Return the key of an object; an illegal one if the object is not ours."""
         spelled = path[len(self._prefix) :]
         key = spelled.replace("/~", ".", 1) if self._is_directory_bucket else spelled
         return key if self._spell(key) == spelled else ""
@@ -427,13 +417,7 @@ class S3Store(Store):
     def _total_bytes(self, answer: Mapping[str, Any]) -> tuple[int, bool]:
         """Return the object's size, and whether the answer is a range; some servers send none."""
         stated = answer.get("ContentRange")
-        if stated is None:
-            size = answer["ContentLength"]
-        else:
-            match = _CONTENT_RANGE.fullmatch(stated)
-            if match is None:
-                raise PermanentError(f"Content-Range {stated!r} states no size; check endpoint_url")
-            size = int(match[1])
+        size = answer["ContentLength"] if stated is None else int(stated.rpartition("/")[2])
         if size > (most := self._options.max_object_bytes):
             raise PermanentError(
                 f"the object has {size} bytes, more than max_object_bytes={most}: "

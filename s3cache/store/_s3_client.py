@@ -1,8 +1,4 @@
-"""Clients of aioboto3: make, use and replace them, and the credentials of their requests.
-
-No other module depends on aioboto3. Credentials come from botocore's chain: which we have, from
-where, until when, when to ask again.
-"""
+"""The client of aioboto3, on which no other module depends, and the credentials of its requests."""
 
 from __future__ import annotations
 
@@ -253,15 +249,15 @@ class Credentials:
             await asyncio.wait([self._load()])
         return self._usable() is not None and self.keys != refused
 
+    # botocore takes this object for its chain too. No endpoint of S3 depends on the account.
+
     async def load_credentials(self) -> Credentials:
-        """Return itself: botocore takes it for its chain too."""
         return self
 
     def get_deferred_property(self, property_name: str) -> Any:
         return getattr(self, f"get_{property_name}", None)
 
-    async def get_account_id(self) -> None:
-        """Return None: no endpoint of S3 depends on the account."""
+    async def get_account_id(self) -> None: ...
 
     def close(self) -> None:
         """End a running load, and its program."""
@@ -510,8 +506,7 @@ class _Programs:
 def credentials_source(options: S3Options, timeout_s: float) -> str | None:
     """Return the source of a client's credentials, or None if there are none.
 
-    Call it on a separate thread: it imports botocore, and runs an event loop. Raises
-    CredentialsError if they cannot be loaded within ``timeout_s``.
+    It runs an event loop. Raises CredentialsError if they cannot be loaded within ``timeout_s``.
     """
     if options.anonymous:
         return "nowhere: requests are anonymous"
@@ -539,9 +534,10 @@ def new_session(options: S3Options) -> Any:
 
 @cache
 def _model_loader() -> Any:
-    """Return botocore's loader for all stores, so that a process reads its models once."""
-    # We remove unused parts of the models, with which botocore would spend a quarter of a request's
-    # CPU time.
+    """Return botocore's loader for all stores, without parts of its models that we do not use.
+
+    With these, botocore would spend a quarter of a request's CPU time.
+    """
     from botocore.loaders import create_loader
 
     loader = create_loader(os.environ.get("AWS_DATA_PATH"))

@@ -158,7 +158,7 @@ class Answer(NamedTuple):
 
     @property
     def is_absence(self) -> bool:
-        """Return whether the object is absent. A missing bucket looks the same to HEAD."""
+        """Return whether the object is absent, or the bucket, for HEAD."""
         return self.code in ("NoSuchKey", "NoSuchVersion", "404")
 
     @property
