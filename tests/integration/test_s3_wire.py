@@ -68,13 +68,9 @@ async def test_the_digest_of_the_body_is_signed_without_a_trailer(server: Script
 
 async def test_requests_state_encryption_storage_class_and_payer(server: ScriptedServer) -> None:
     server.answer = lambda request: PUT_OK
-    store = server.open(
-        sse="aws:kms",
-        sse_kms_key_id="key-id",
-        storage_class="ONEZONE_IA",
-        request_payer="requester",
-        conditional_create="native",
-    )
+    encryption = {"sse": "aws:kms", "sse_kms_key_id": "key-id"}
+    others = {"storage_class": "ONEZONE_IA", "request_payer": "requester"}
+    store = server.open(conditional_create="native", **encryption, **others)
     await store.put("k", b"x", mode="create")
     await store.delete("k")
     put, delete = (request.headers for request in server.requests)
@@ -354,27 +350,19 @@ async def test_an_existing_object_is_not_uploaded_again(server: ScriptedServer) 
 # --- the store as a whole
 
 
-@pytest.mark.parametrize("status", [301, 303, 307])
-async def test_redirects_to_other_servers_are_not_followed(
-    server: ScriptedServer, status: int
-) -> None:
+@pytest.mark.parametrize("status", [301, 302, 303, 307])
+async def test_redirects_are_named_and_not_followed(server: ScriptedServer, status: int) -> None:
     """Otherwise the other server would get the session token or a customer's key."""
-    async with ScriptedServer() as elsewhere:
-        server.answer = lambda _: Reply(status, {"location": f"{elsewhere.url}/bucket/p/k"})
-        with pytest.raises(PermanentError, match=r"elsewhere|region"):
-            await server.open(session_token="token").put("k", b"x")
-        assert elsewhere.requests == []
+    async with ScriptedServer() as other:
+        server.answer = lambda _: Reply(status, {"location": f"{other.url}/x?token=hunter2"})
+        error = await failure(server.open(session_token="token").put("k", b"x"))
+        assert other.requests == []
+    assert type(error) is PermanentError
+    assert f"it leads to {other.url}/x)" in str(error)
+    assert "hunter2" not in str(error)
 
 
-async def test_a_closed_store_raises_closed_error(server: ScriptedServer) -> None:
-    store = server.open()
-    await store.connect()
-    await store.aclose()
-    with pytest.raises(ClosedError):
-        await store.get("k")
-
-
-def test_a_store_works_on_one_event_loop_only(s3_options: S3Options) -> None:
+def test_a_store_works_on_one_event_loop_until_it_is_closed(s3_options: S3Options) -> None:
     store = S3Store(s3_options)
 
     async def second() -> None:
@@ -385,6 +373,8 @@ def test_a_store_works_on_one_event_loop_only(s3_options: S3Options) -> None:
     loop.run_until_complete(store.put("k", b"x"))
     asyncio.run(second())
     loop.run_until_complete(store.aclose())
+    with pytest.raises(ClosedError, match="closed"):
+        loop.run_until_complete(store.get("k"))
     loop.close()
 
 
@@ -477,14 +467,6 @@ async def test_an_object_or_an_empty_answer_may_have_the_type_of_a_page(
     assert "web page" not in str(await failure(store.get("k")))
 
 
-@pytest.mark.parametrize("status", [301, 302, 307])
-async def test_a_redirect_says_where_to(server: ScriptedServer, status: int) -> None:
-    server.answer = lambda _: Reply(status, {"location": "https://login.example/x?token=hunter2"})
-    error = await failure(server.open().get("k"))
-    assert "it leads to https://login.example/x)" in str(error)
-    assert "hunter2" not in str(error)
-
-
 async def test_a_name_that_is_not_known_comes_with_the_resolvers_own_words(
     server: ScriptedServer,
 ) -> None:
@@ -493,13 +475,13 @@ async def test_a_name_that_is_not_known_comes_with_the_resolvers_own_words(
     assert "known" in text or "resolution" in text  # the system's words differ
 
 
-@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", None])
+@pytest.mark.parametrize("variable", ["https_proxy", None])
 async def test_a_timeout_names_server_and_proxy(
     variable: str | None,
     server: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server.answer = lambda _: Reply(200, delay_s=2)
+    server.answer = lambda _: Reply(200, delay_s=1)
     address = server.url.removeprefix("http://")
     options = {"endpoint_url": "https://s3.example", "connect_timeout_s": 0.1}
     if variable:
@@ -536,12 +518,3 @@ async def test_a_bundle_of_certificates_that_vanished_is_named(
     store = await asyncio.to_thread(lambda: server.open(**options))
     bundle.unlink()
     assert "trusted certificates cannot be read" in str(await failure(store.get("k")))
-
-
-async def test_the_answer_of_a_login_portal_is_an_error(server: ScriptedServer) -> None:
-    server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
-    store = server.open(**IN_PARTS)
-    calls = store.put("k", b"x"), store.put("k", LARGE), store.head("k"), store.list_page("")
-    for call in calls:
-        with pytest.raises(TransientError, match="not S3's"):
-            await call
