@@ -146,7 +146,6 @@ async def _open_client(options: S3Options, credentials: Credentials | None) -> A
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
         max_pool_connections=options.max_pool_connections,
-        tcp_keepalive=True,
         proxies={"http": options.proxy, "https": options.proxy} if options.proxy else None,
         # Complete, because botocore would assemble its own for each request.
         user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {runtime}",

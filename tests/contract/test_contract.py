@@ -1,7 +1,7 @@
-"""Stores obey their contract: without a server, on moto, and on servers that are not plain AWS.
+"""Stores obey their contract: without a server, on servers that are not plain AWS, and on moto.
 
-The wrappers are nested over a store that fails one call in five. ``make test`` runs the tests on a
-fake server, and on Ceph if it is there, ``make test-all`` also on moto, and with objects in parts.
+The wrappers are nested over a store that fails one call in five. ``tests/rgw`` has the contract on
+a real server.
 """
 
 from __future__ import annotations
@@ -153,30 +153,23 @@ MIB = 1 << 20
 IN_PARTS: dict[str, Any] = {"part_bytes": MIB, "multipart_bytes": 5 * MIB}
 
 
-@slow
+@nightly
 class TestS3OnMoto(StoreContract):
+    """Objects over 1 MiB are read in ranges, and objects over 5 MiB are written in parts."""
+
     secrets = ("testing-secret",)
+    big_bytes = 6 * MIB + 3
     many = 110  # more than a page, see conftest.py
     racers = 3  # moto checks and writes without a lock: with more racers, two may win
-    parts: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
     async def store(self, s3_options: S3Options) -> AsyncIterator[Store]:
-        async with retrying(replace(s3_options, **self.parts)) as store:
+        async with retrying(replace(s3_options, **IN_PARTS)) as store:
             yield store
 
     @pytest.fixture
     def raw(self, s3_options: S3Options) -> RawBucket:
         return RawBucket(s3_options)
-
-
-@nightly
-class TestS3InPartsOnMoto(TestS3OnMoto):
-    """Objects over 1 MiB are read in ranges, and objects over 5 MiB are written in parts."""
-
-    big_bytes = 6 * MIB + 3
-    many = 30
-    parts = IN_PARTS
 
 
 class RawObjects:

@@ -141,7 +141,9 @@ def test_entries_in_a_locked_bucket_are_saved_replaced_and_removed(
     assert len(set(locked)) == 2  # removing hides an object
 
 
-@pytest.mark.parametrize("knows", [("content-md5",), ("x-amz-checksum-sha256",)])
+@pytest.mark.parametrize(
+    "knows", [("x-amz-checksum-sha256",), pytest.param(("content-md5",), marks=slow)]
+)
 async def test_parts_have_digests_too(stack: ExitStack, knows: tuple[str, ...]) -> None:
     fake = ObjectLock(knows)
     url = stack.enter_context(serving(fake))

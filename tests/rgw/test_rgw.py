@@ -26,6 +26,7 @@ from tests.support.worker import key, keys
 pytestmark = [pytest.mark.rgw]
 
 
+@slow
 class TestS3OnRGW(StoreContract):
     @pytest.fixture
     async def store(self, s3_options: S3Options) -> AsyncIterator[Store]:
@@ -70,12 +71,6 @@ async def test_a_bucket_with_object_lock_takes_every_kind_of_write(
     versions = raw.client.list_object_versions(Bucket=bucket)
     assert {v["Key"].rpartition("/")[2] for v in versions["Versions"]} == {"small", "large"}
     await store.aclose()
-
-
-async def test_a_large_object_is_written_in_parts_and_read_back(store: S3Store) -> None:
-    body = os.urandom(40 << 20)
-    await store.put("parts", body)
-    assert await store.get("parts") == body
 
 
 async def test_exactly_one_creator_of_a_large_object_wins(store: S3Store) -> None:

@@ -241,11 +241,3 @@ def test_a_write_fails_if_its_staged_file_was_swept(directory: ObjectFiles) -> N
         with pytest.raises(FileNotFoundError):
             staged.place()
     assert directory.read("key") is None
-
-
-def test_an_object_is_one_file_with_a_directory_for_each_slash(
-    directory: ObjectFiles, root: Path
-) -> None:
-    directory.write("v1/3fa/key.0", b"x")
-    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-    assert files == [Path("objects/v1+/3fa+/key.0")]
