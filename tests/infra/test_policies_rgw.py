@@ -22,6 +22,7 @@ from infra.rgw import deploy
 from s3cache.errors import PreconditionError
 from s3cache.store import Store, open_store, parse_url
 from tests.infra.attempts import Bucket, client, is_refused, wrong_answers
+from tests.support.marks import slow
 
 pytestmark = [
     pytest.mark.rgw,
@@ -98,7 +99,10 @@ async def open_as(users: dict[str, str], bucket: Bucket) -> Any:
 OpenAs = Callable[..., Store]
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+@pytest.mark.parametrize(
+    "role",
+    [pytest.param(role, id=role.name, marks=() if role.name == "main" else slow) for role in ROLES],
+)
 def test_a_role_may_make_exactly_its_attempts_and_none_without_tls(
     role: policies.Role, users: dict[str, str], bucket: Bucket
 ) -> None:

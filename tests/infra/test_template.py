@@ -33,8 +33,8 @@ from tests.support.scripted import Reply, error_reply
 from tests.support.scripted import Request as Sent
 from tests.support.waiting import LONG_S
 
-# Creating the stack takes seconds, and much longer on a busy machine.
-pytestmark = pytest.mark.timeout(300)
+# test_policies.py and test_policies_rgw.py have quicker tests of the same policies.
+pytestmark = slow
 
 TEMPLATE = Path(__file__).parents[2] / "infra" / "aws" / "template.yaml"
 BUCKET = "team-compile-cache"
@@ -150,10 +150,7 @@ def endpoint(deployed: Deployed, *, is_secure: bool) -> AbstractContextManager[s
     return serving(Gate(deployed.server.port, partial(deployed.judge, is_secure=is_secure)))
 
 
-@pytest.mark.parametrize(
-    "role",
-    [pytest.param(role, id=role.name, marks=() if role.name == "main" else slow) for role in ROLES],
-)
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_a_role_may_make_exactly_its_attempts_and_none_without_tls(
     role: Role, deployed: Deployed, bucket: Bucket, over_tls: str
 ) -> None:
@@ -256,7 +253,6 @@ def test_a_token_may_assume_its_role_and_no_other(
 # -- the bucket
 
 
-@slow
 def test_without_a_cluster_only_the_readers_policy_is_created() -> None:
     with MotoServer() as server:
         outputs = create_stack(server, {**PARAMETERS, "KubernetesIssuer": ""})
