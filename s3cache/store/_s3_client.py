@@ -74,8 +74,7 @@ class Clients:
         CredentialsError if there are no credentials.
         """
         with quiet_libraries():
-            client = await self._get()
-            credentials = self._credentials
+            client, credentials = await self._get(), self._credentials
             keys = credentials and credentials.keys
             try:
                 return await work(client)
@@ -84,7 +83,7 @@ class Clients:
                     raise
                 if not await credentials.replace(keys):
                     raise
-            return await work(client)
+            return await work(await self._get())  # it may be closed meanwhile
 
     def forget_failures(self) -> None:
         """Make no pause before the next call loads credentials again."""
