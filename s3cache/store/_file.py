@@ -408,9 +408,10 @@ class ObjectFiles:
                 staged.place(create=create)
             except FileExistsError:
                 raise exists from None
-            parents = _parents(key)
-            for depth in range(len(parents), -1, -1):  # parents may be new
-                directory = self.directory(*parents[:depth])
+            way = [self.directory()]
+            for name in _parents(key):
+                way.append(way[-1].enter(name))
+            for directory in reversed(way):  # parents may be new
                 os.fsync(directory.fd)  # fdatasync need not write new names
 
     def delete(self, key: str) -> None:
