@@ -18,7 +18,7 @@ from s3cache.errors import AccessDeniedError, MissingContainerError, Preconditio
 from s3cache.store import S3Options, S3Store, Store
 from tests.support.buckets import RawBucket, retrying
 from tests.support.contract import StoreContract
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.proxy import Link, Proxy
 from tests.support.served import NewMachine, check_all_arrived
 from tests.support.worker import key, keys
@@ -155,7 +155,7 @@ def test_uploads_continue_after_the_gateway_was_killed(
 # --- size
 
 
-@slow
+@nightly
 def test_a_large_entry_is_the_same_on_another_machine(new_machine: NewMachine) -> None:
     """It has 200 MiB, the largest size that shares the upload queue, and is read in ranges."""
     name = key("large")

@@ -48,8 +48,8 @@ def s3(url: str, **options: Any) -> S3Options:
 
 
 def test_a_url_has_place_and_options() -> None:
-    texts = {"endpoint_url": "https://h:9000", "region": "r", "addressing_style": "path"}
-    texts |= {"sse": "aws:kms", "sse_kms_key_id": "k", "request_payer": "requester"}
+    texts: dict[str, Any] = {"endpoint_url": "https://h:9000", "addressing_style": "path"}
+    texts |= {"region": "r", "sse": "aws:kms", "sse_kms_key_id": "k", "request_payer": "requester"}
     url = f"s3://my-bucket/a/b%20c/?{'&'.join(f'{name}={text}' for name, text in texts.items())}"
     others: dict[str, Any] = {"part_bytes": 1_000_000, "read_timeout_s": 1.5, "anonymous": True}
     options = s3(f"{url}&part_bytes=1MB&read_timeout_s=1.5&anonymous=true")
