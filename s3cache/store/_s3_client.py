@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache.errors import ClosedError, S3CacheError
 from s3cache.store._s3_errors import (
+    distrusts_server,
     is_page,
     page_error,
     refuses_credentials,
@@ -53,9 +54,10 @@ _READ_OF_GET, _READ_OF_PUT = {"Body", "ContentLength", "ContentRange", "ETag"}, 
 
 
 class Clients:
-    """One client, opened by the first call that needs it, and its credentials.
+    """One client at a time, opened by the first call that needs it, and its credentials.
 
-    A call whose credentials the server refuses is made again, once, if they can be renewed.
+    A call that fails is made again, once, if what the client read has been renewed since: the
+    credentials that a server refuses, or the certificates with which it does not trust a server.
     """
 
     def __init__(self, options: S3Options) -> None:
@@ -64,6 +66,8 @@ class Clients:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        self._is_outdated = False
+        self._pause = Pause(options)
         has_own = options.access_key is not None or options.anonymous
         self._credentials = None if has_own else Credentials(options)
 
@@ -74,19 +78,18 @@ class Clients:
         CredentialsError if there are no credentials.
         """
         with quiet_libraries():
-            client, credentials = await self._get(), self._credentials
-            keys = credentials and credentials.keys
+            client = await self._get()
+            keys = self._credentials and self._credentials.keys
             try:
                 return await work(client)
             except Exception as error:
-                if credentials is None or not refuses_credentials(error):
-                    raise
-                if not await credentials.replace(keys):
+                if not await self._renew(client, keys, error):
                     raise
             return await work(await self._get())  # it may be closed meanwhile
 
     def forget_failures(self) -> None:
-        """Make no pause before the next call loads credentials again."""
+        """Make no pause before the next call loads credentials or certificates again."""
+        self._pause.end()
         if self._credentials is not None:
             self._credentials.pause.end()
 
@@ -105,15 +108,30 @@ class Clients:
             raise ClosedError("the store is in use on another event loop; open a store for each")
         if self._credentials is not None and not self._closed:
             await self._credentials.get_frozen_credentials()
+        if self._client is not None and not self._is_outdated:
+            return self._client
         async with self._opening:
             if self._closed:
                 raise ClosedError("the store is closed")
-            if self._client is None:
-                self._client = await off_loop(
-                    lambda: _open_client(self._options, self._credentials)
-                )
-                self._loop = loop
+            if self._client is None or self._is_outdated:
+                seen = await asyncio.to_thread(self._pause.inputs)
+                opened = await off_loop(lambda: _open_client(self._options, self._credentials))
+                former, self._client = self._client, opened
+                self._loop, self._is_outdated = loop, False
+                self._pause.begin(seen, is_first=former is None)
+                if former is not None:
+                    await former.close()
             return self._client
+
+    async def _renew(self, client: Any, keys: Any, error: Exception) -> bool:
+        """Return whether ``error`` may not occur with the present client and credentials."""
+        if distrusts_server(error):
+            if client is self._client and await self._pause.is_over_or_moot():
+                self._is_outdated = True
+            return self._is_outdated or client is not self._client
+        if self._credentials is None or not refuses_credentials(error):
+            return False
+        return await self._credentials.replace(keys)
 
 
 # -- making a client
@@ -221,7 +239,7 @@ class Credentials:
         self._failure: S3CacheError | None = None
         self._loading: asyncio.Task[None] | None = None
         self._programs = _Programs()
-        self.pause = Pause()
+        self.pause = Pause(options)
 
     @property
     def keys(self) -> Any:
@@ -288,12 +306,13 @@ class Credentials:
 
 
 class Pause:
-    """Decides when to load credentials again after a useless load.
+    """Decides when to load again what is made from variables and files, after it was of no use.
 
-    The pause doubles with each of these. It is moot as soon as a variable or file changed.
+    The pause doubles with each useless load. It is moot as soon as a variable or file changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: S3Options) -> None:
+        self._options = options
         self._seen = ""
         self._look: asyncio.Task[str] | None = None
         self._pause_s, self._until = 0.0, float("-inf")
@@ -320,12 +339,17 @@ class Pause:
         self._pause_s, self._until = 0.0, float("-inf")
 
     def inputs(self) -> str:
-        """Return a digest of all that botocore reads: variables, files, and files named in them."""
+        """Return a digest of all that botocore reads: variables, files, and files named in them.
+
+        It reads files, so it must not run on the event loop.
+        """
 
         def read(path: str) -> str:
-            with contextlib.suppress(OSError), open(os.path.expanduser(path), "rb") as file:
-                return file.read(_MAX_FILE_BYTES).decode(errors="replace")
-            return ""
+            try:
+                with open(os.path.expanduser(path), "rb") as file:
+                    return file.read(_MAX_FILE_BYTES).decode(errors="replace")
+            except OSError as error:
+                return str(error.errno)
 
         def state_of(path: str) -> tuple[int, ...]:
             with contextlib.suppress(OSError, ValueError):
@@ -338,7 +362,7 @@ class Pause:
             variables.get("AWS_CONFIG_FILE") or "~/.aws/config",
             variables.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
         ]
-        texts = [*variables.values(), *map(read, files)]
+        texts = [*variables.values(), *map(read, files), self._options.ca_bundle or ""]
         paths = {path for text in texts for path in _PATH.findall(text)}
         paths |= {*glob.glob(os.path.expanduser("~/.aws/*/cache/*"))}  # of aws sso login
         state = [variables, texts, [(path, state_of(path)) for path in sorted(paths)]]

@@ -248,13 +248,19 @@ def refuses_credentials(error: Exception) -> bool:
     return is_unnamed or isinstance(translate(error, op="", store=""), AccessDeniedError)
 
 
+def distrusts_server(error: Exception) -> bool:
+    """Return whether the certificate of the server is not trusted."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
 def _row_of(error: Exception, inner: object) -> str:
     """Return the name of the row for an error without an answer, and the error inside of it."""
     names = [kind.__name__ for kind in type(error).__mro__]
     # The server is not at fault, even if a library wrapped the error.
     if lacks_memory(error):
         return "memory"
-    if "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
+    if distrusts_server(error):
         return "certificate"
     if names[0] == "HTTPClientError" and isinstance(inner, (FileNotFoundError, PermissionError)):
         return "bundle"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -42,14 +43,15 @@ def error_reply(status: int, code: str, message: str = "", **headers: str) -> Re
 class ScriptedServer:
     """A server that keeps each request and passes it to ``answer``, which the test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.requests: list[Request] = []
         self.answer: Callable[[Request], Reply] = lambda request: Reply()
         self.url = ""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> ScriptedServer:
-        self.url = await self._stack.enter_async_context(_listening(self._serve))
+        self.url = await self._stack.enter_async_context(_listening(self._serve, self._tls))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -118,6 +120,7 @@ async def raw_server(
 @asynccontextmanager
 async def _listening(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """Yield the URL of a server that passes connections to ``serve``, and cancels it at the end."""
     serving: set[asyncio.Task[Any]] = set()
@@ -134,9 +137,9 @@ async def _listening(
             serving.discard(task)
             writer.close()
 
-    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     finally:
         listening.close()
         for task in serving:
