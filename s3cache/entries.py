@@ -25,7 +25,7 @@ import asyncio
 import functools
 import hashlib
 import re
-import threading
+from collections import deque
 from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -58,22 +58,14 @@ def digest_of(components: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-class LabelledKey(str):
+class LabelledKey(str):  # noqa: SLOT000 - a slot would have no default
     """A key made of texts with labels, so that two keys can be compared part by part.
 
     Attributes:
         components: the digest and the shortened text of each part, by label.
     """
 
-    __slots__ = ("components",)
-    components: Mapping[str, tuple[str, str]]
-
-    def __new__(
-        cls, text: str = "", components: Mapping[str, tuple[str, str]] = MappingProxyType({})
-    ) -> LabelledKey:
-        key = super().__new__(cls, text)
-        key.components = components
-        return key
+    components: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
     @property
     def about(self) -> dict[str, list[str]]:
@@ -88,12 +80,13 @@ def labelled_key(prefix: str, parts: Iterable[tuple[str, object]]) -> LabelledKe
         label: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
         for label, text in texts.items()
     }
-    components = {label: (digests[label], texts[label][:_SHOWN]) for label in texts}
-    return LabelledKey(prefix + digest_of(digests), components)
+    key = LabelledKey(prefix + digest_of(digests))
+    key.components = {label: (digests[label], texts[label][:_SHOWN]) for label in texts}
+    return key
 
 
 def check_key(key: str) -> str:
-    """Return ``key``, or raise :class:`ConfigError` if it is not a legal file and object name."""
+    """Return ``key``; raise ConfigError if it is not a legal file and object name."""
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"cache key {key!r}",
@@ -159,9 +152,8 @@ def names_of(header: Header) -> tuple[str, str]:
 def verify(name: str, data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
     """Return the entry in ``data``; check every section, and that it belongs at ``name``.
 
-    Raises:
-        CorruptError: it is damaged, or has another key or variant.
-        UntrustedError: ``admit`` refuses it, before it is parsed.
+    Raises CorruptError if it is damaged, or has another key or variant, and UntrustedError if
+    ``admit`` refuses it, before it is parsed.
     """
     entry = frame.decode(data, admit=admit)
     check_place(name, entry.header)
@@ -199,16 +191,12 @@ class Replaceable:
 
     def __init__(self, *, everything: bool) -> None:
         self._everything = everything
-        self._mutex = threading.Lock()
-        self._digests: dict[bytes, None] = {}
+        self._digests = deque[bytes](maxlen=self.MAX_COUNT)
 
     def add(self, digest: bytes) -> None:
         """Let the next save replace the entry with this digest, which cannot be used."""
-        with self._mutex:
-            self._digests.pop(digest, None)
-            self._digests[digest] = None
-            if len(self._digests) > self.MAX_COUNT:
-                del self._digests[next(iter(self._digests))]
+        if digest not in self._digests:
+            self._digests.append(digest)
 
     def __contains__(self, digest: object) -> bool:
         return self._everything or digest in self._digests
@@ -220,16 +208,10 @@ async def publish(
     """Make ``entry`` readable for every process, next to the other variants under its key.
 
     A sound entry of the same variant stays, unless its digest is ``replaceable``. Unusable objects
-    are overwritten: damaged ones, confirmed by two equal reads, and misplaced ones.
-
-    An existing entry that ``admit`` refuses is overwritten under the variant's own name. Under
-    ``.0`` it stays: it does not hide trusted entries from readers.
-
-    Returns:
-        Whether an object was written, which proves that we may write; if not, all existed.
-
-    Raises:
-        StoreError: the store failed.
+    are overwritten: damaged ones, confirmed by two equal reads, and misplaced ones. An entry that
+    ``admit`` refuses is overwritten under the variant's own name, but stays under ``.0``, where it
+    does not hide trusted entries from readers. Return whether an object was written, which proves
+    that we may write. Raise StoreError if the store fails.
     """
     if admit is not None:
         try:
@@ -256,11 +238,8 @@ async def _put(
 ) -> Literal["written", "there", "taken"]:
     """Write the entry at ``name``, unless another variant is there."""
     header = entry.header
-    metadata = {
-        "s3cache-kind": header.kind,
-        "s3cache-variant": header.variant,
-        "s3cache-producer": header.producer,
-    }
+    names = ("kind", "variant", "producer")
+    metadata = {f"s3cache-{field}": getattr(header, field) for field in names}
     try:
         await store.put(name, entry.data, mode="create", metadata=metadata)
         return "written"

@@ -153,11 +153,8 @@ class Frame(Head):
         """Return the bytes of one section.
 
         An uncompressed section is a read-only view into :attr:`data`; a compressed one is
-        decompressed by every call.
-
-        Raises:
-            KeyError: the frame has no such section.
-            CorruptError: the bytes do not decompress to the size in the header.
+        decompressed by every call. Raises KeyError if there is no such section, and CorruptError
+        if the bytes do not decompress to the size in the header.
         """
         for section, stored in self._stored():
             if section.name == name:
@@ -192,10 +189,8 @@ def encode(
 
     ``codec`` is tried: a section that does not shrink, or that shrinks more than :func:`decode`
     accepts, is stored unchanged. Equal arguments, including ``created_ns``, give equal bytes (with
-    the same version of zstd). A section is copied at most once.
-
-    Raises:
-        ConfigError: an argument that no frame can hold.
+    the same version of zstd). A section is copied at most once. Raises ConfigError for an argument
+    that no frame can hold.
     """
     if codec not in get_args(Codec):
         raise ConfigError(f"codec {codec!r}", "is unknown", "use 'zstd' or 'none'")

@@ -1,13 +1,9 @@
 """The seam between the core and its features.
 
-The core is what a hit and a miss of torch's graphs need on a plain machine. Everything else is a
-feature: a folder in ``s3cache/features/`` with its hooks, settings and names of torch. The core
-imports none of them and has no ``if`` for any of them. It announces a few events, and a feature
-subscribes to those that it needs.
-
-A feature is declared in the ``__init__`` of its folder, which costs a fraction of a millisecond.
-Its code is imported only where the feature is in use. A feature that cannot be imported is not
-there. A feature that fails is off alone, with one warning; strict mode raises the error.
+A feature is declared in the ``__init__`` of its folder in ``s3cache/features/``, which costs a
+fraction of a millisecond. Its code is imported only where the feature is in use. A feature that
+cannot be imported is not there. A feature that fails is off alone, with one warning; strict mode
+raises the error. docs/architecture.md describes the core and its features.
 """
 
 from __future__ import annotations
@@ -234,8 +230,7 @@ class Question(_Event[P, "R | None"], Generic[P, R]):
     def ask_all(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         """Yield each answer."""
         for function in [*self._subscribed]:
-            answer = self._call(function, *args, **kwargs)
-            if answer is not None:
+            if (answer := self._call(function, *args, **kwargs)) is not None:
                 yield answer
 
 
@@ -245,13 +240,9 @@ class Span(_Event[P, contextlib.AbstractContextManager[object]]):
     @contextlib.contextmanager
     def around(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[None]:
         """Enter the contexts of all subscribers."""
-        if not self._subscribed:
-            yield
-            return
         with contextlib.ExitStack() as stack:
             for function in [*self._subscribed]:
-                context = self._call(function, *args, **kwargs)
-                if context is not None:
+                if (context := self._call(function, *args, **kwargs)) is not None:
                     try:
                         stack.enter_context(context)
                     except Exception as exc:  # noqa: BLE001 - as in _call

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import pickle
 import string
 import struct
 import subprocess
@@ -225,6 +226,7 @@ def read_all(data: bytes) -> tuple[Header, dict[str, bytes]]:
     return found.header, {name: bytes(found.section(name)) for name in found.names}
 
 
+@settings(max_examples=examples(0.5))
 @given(
     kind=NAMES, key=NAMES, variant=NAMES, sections=SECTIONS, meta=META, schema=st.integers(0, 99)
 )
@@ -250,7 +252,6 @@ SECTION_ROWS = st.tuples(
 )
 
 
-@settings(max_examples=examples(2))
 @given(
     changes=st.dictionaries(
         st.sampled_from(["kind", "key", "variant", "schema", "created_ns", "producer", "meta"]),
@@ -513,28 +514,28 @@ BOMBS = {
 # The address space is limited to 160 MiB more than is in use, so that a bomb's allocation fails
 # with MemoryError in any allocator.
 DETONATE = """
-import resource, sys
+import pickle, resource, sys
 from s3cache import frame
 from s3cache.errors import CorruptError
-data = sys.stdin.buffer.read()
+bombs = pickle.load(sys.stdin.buffer)
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (160 << 20),) * 2)
-try:
-    found = frame.decode(data)
-    found.section(found.names[0])
-except CorruptError as error:
-    print("refused:", error)
+for data in bombs:
+    try:
+        found = frame.decode(data)
+        found.section(found.names[0])
+    except CorruptError:
+        print("refused")
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is not enforced")
 @pytest.mark.parametrize("msgpack_in_python", ["", "1"], ids=["msgpack-in-c", "msgpack-in-python"])
-@pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_refused_in_bounded_memory(name: str, msgpack_in_python: str) -> None:
+def test_bombs_are_refused_in_bounded_memory(msgpack_in_python: str) -> None:
     result = subprocess.run(
         [sys.executable, "-c", DETONATE],
-        input=BOMBS[name],
+        input=pickle.dumps([*BOMBS.values()]),
         capture_output=True,
         env=os.environ
         | {
@@ -544,4 +545,4 @@ def test_bombs_are_refused_in_bounded_memory(name: str, msgpack_in_python: str) 
         timeout=LONG_S,
         check=False,
     )
-    assert result.stdout.startswith(b"refused: "), result.stderr.decode()[-2000:]
+    assert result.stdout.split() == [b"refused"] * len(BOMBS), result.stderr.decode()[-2000:]

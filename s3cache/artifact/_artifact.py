@@ -21,6 +21,7 @@ or nil) and ``place`` (where the code can run; absent if wherever its key is loo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -114,16 +115,13 @@ class Artifact:
     @staticmethod
     def parts_of(entry: Frame) -> dict[str, dict[str, str]]:
         """Return the parts of components of the key in a verified frame, if it has them."""
-        if _PARTS not in entry.names:
-            return {}
-        try:
+        with contextlib.suppress(AttributeError, KeyError, RecursionError, ValueError):
             parts: dict[str, dict[str, object]] = json.loads(bytes(entry.section(_PARTS)))
             return {
                 name: {part: str(text) for part, text in texts.items()}
                 for name, texts in parts.items()
             }
-        except (AttributeError, RecursionError, ValueError):
-            return {}
+        return {}
 
 
 def _digest(source: str) -> str:
@@ -164,14 +162,12 @@ def check_image(image: Buffer) -> None:
     """
     if bytes(image[: len(ELF)]) != ELF:
         return
-    try:
+    with contextlib.suppress(struct.error):
         header = ELF_HEADER.unpack_from(image, len(ELF))
         offset, size, count = header[4], header[8], header[9]
         segments = [_SEGMENT.unpack_from(image, offset + n * size) for n in range(count)]
         if all(kind != _LOADED or at + n <= len(image) for kind, _, at, _, _, n in segments):
             return
-    except struct.error:
-        pass
     raise CorruptError("kernel", "is truncated")
 
 
@@ -204,11 +200,8 @@ _LOADS: Final[Mapping[int, _Load]] = vars(pickle._Unpickler)["dispatch"]
 def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
     """Unpickle the verified bytes of an entry.
 
-    ``instead`` adds functions to call in place of those that the bytes name.
-
-    Raises:
-        CorruptError: it names or calls something that no compiled graph needs.
-        Exception: unpickling fails.
+    ``instead`` adds functions to call in place of those that the bytes name. Raises CorruptError
+    if they name or call something that no compiled graph needs, and any error of unpickling.
     """
     stand_ins = INSTEAD if instead is None else {**INSTEAD, **instead}
     try:

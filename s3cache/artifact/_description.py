@@ -11,6 +11,7 @@ be allowed to read the source.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import struct
@@ -239,12 +240,10 @@ def without_places(image: Buffer, *prefixes: str) -> bytes:
     cannot be parsed, keeps its debug sections.
     """
     mended = bytearray(image)
-    try:
-        for at, start, size in _debugging(image):
+    with contextlib.suppress(struct.error, IndexError):
+        for at, start, size in [*_debugging(image)]:
             mended[start : start + size] = bytes(size)
             struct.pack_into("<I", mended, at + 4, _NO_SECTION)
-    except (struct.error, IndexError):
-        mended = bytearray(image)
     return hidden_places(mended, *prefixes)
 
 

@@ -1,15 +1,14 @@
 """The cache: the disk tier before the remote tier, and the only place that swallows errors.
 
 Packages below this one raise. Here an error becomes a :class:`Miss` with its reason, a count and
-one warning. With ``strict`` it is raised.
-
-:class:`Cache` is public. It has an :class:`Engine`, which torch's hooks and features use.
-:func:`current_cache` is the one that torch.compile uses, or used last.
+one warning; with ``strict`` it is raised. :class:`Cache` is public. It has an :class:`Engine`,
+which torch's hooks and features use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from s3cache import entries
@@ -39,8 +38,7 @@ class Cache:
     """Frames under keys, on this machine and in a bucket.
 
     Any thread may use it; listeners must not wait for it. A forked child has its own connections,
-    background thread, counts and listeners. An error becomes a reason, a count and one warning;
-    with strict settings it is raised.
+    background thread, counts and listeners.
 
     Args:
         open_remote: opens the remote store, once in each process. ``None`` for no remote.
@@ -69,10 +67,8 @@ class Cache:
     def open(cls, url: str | None = None, **options: Unpack[Options]) -> Self:
         """Open the cache that ``url``, ``options`` and the environment describe.
 
-        ``options`` are those of :class:`~s3cache.settings.Settings` and of the store.
-
-        Raises:
-            ConfigError: the URL, an option or an environment variable cannot be used.
+        ``options`` are those of :class:`~s3cache.settings.Settings` and of the store. Raises
+        ConfigError if the URL, an option or an environment variable cannot be used.
         """
         return cls._open(url, options)
 
@@ -85,13 +81,9 @@ class Cache:
             for name in store_options:
                 raise ConfigError(f"option {name}", "needs a URL", "give a URL too")
             return cls(settings, used=used)
-        location = parse_url(where, **store_options)
-        cache = cls(
-            settings,
-            open_remote=lambda: open_store(where, **store_options),
-            identity=location.identity,
-            used=used,
-        )
+        identity = parse_url(where, **store_options).identity
+        open_remote = partial(open_store, where, **store_options)
+        cache = cls(settings, open_remote=open_remote, identity=identity, used=used)
         cache.start()
         return cache
 
@@ -111,10 +103,8 @@ class Cache:
 
         The local tier is searched first, then the remote, for at most ``lookup_timeout_s``. An
         entry that arrives later is still stored in the local tier. Returned entries are verified.
-
-        Raises:
-            ConfigError: ``key`` is not legal.
-            S3CacheError: with ``strict``, the lookup missed for a reason other than absence.
+        Raises ConfigError if ``key`` is not legal, and S3CacheError if a ``strict`` lookup misses
+        for a reason other than absence.
         """
         return self.engine.lookup(key, accept)
 
@@ -162,9 +152,8 @@ class Cache:
     def start(self) -> None:
         """Connect in the background now, and begin to upload pending entries of other processes.
 
-        Raises:
-            ConfigError: the remote cannot be used as it is configured.
-            S3CacheError: with ``strict``, the remote cannot be opened.
+        Raises ConfigError if the remote cannot be used as it is configured, and S3CacheError if it
+        cannot be opened and the settings are ``strict``.
         """
         self.engine.start()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from s3cache import entries, frame
@@ -165,13 +166,6 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
             self._counters.add(Reason.CORRUPT, misses=1)
         return hit is not None
 
-    def fail(self, error: Exception) -> None:
-        """Note a failure of the caller's check or of reading an entry; raise it if ``strict``."""
-        self._last_error = error
-        if self._error is None:
-            self._error, self._reason = error, reason_for(error)
-        self._problems.met("lookup", "a lookup failed and counts as a miss", error)
-
     def close(self) -> Hit | Miss:
         """Return the outcome; the first call counts it."""
         hit, reason = self._accepted, self._skip or self._reason
@@ -180,7 +174,7 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
             if hit is None:
                 self._counters.add(reason, misses=1, miss_latency=self._elapsed_s)
                 if self._retried is not None and self._retried.in_vain is not None:
-                    self._attempt(self._retried.in_vain)
+                    self.attempt(self._retried.in_vain)
             else:
                 counts = {"hits": 1, "hit_bytes": hit.entry.size, "hit_latency": self._elapsed_s}
                 self._counters.add(hit.tier, **counts)
@@ -194,13 +188,13 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
     def _candidates(self) -> Iterator[tuple[Frame, TierName]]:
         if self._asks_local:
             yield from self._in_local()
-        remote = self._attempt(self._engine.remote_now) if self._asks_remote else None
+        remote = self.attempt(self._engine.remote_now) if self._asks_remote else None
         if remote is not None:
             yield from self._in_remote(remote)
         elif self.is_absent and self._asks_local and (error := self._local.read_error):
             self._error, self._reason = error, reason_for(error)  # the entry may exist
         if self._retry is not None and self._asks_local:
-            self._retried = retry = self._attempt(self._retry)
+            self._retried = retry = self.attempt(self._retry)
             if retry is None:
                 return
             self._restart()
@@ -212,23 +206,23 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
     def _in_local(self) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; only others need a listing.
         usual = (self._first, entries.variant_name(self._key, ""))
-        present, offered = self._attempt(lambda: self._local.search(self._key, usual)), ""
+        present, offered = self.attempt(lambda: self._local.search(self._key, usual)), ""
         if isinstance(present, tuple):
-            offered, data, entry = present
-            entry = entry or self._attempt(lambda: self._local.verify(offered, data))
+            offered, data = present
+            entry = self.attempt(lambda: self._local.verify(offered, data))
             yield from self._offer("local", offered, entry)
-            present = self._attempt(lambda: self._local.search(self._key, ()))
+            present = self.attempt(lambda: self._local.search(self._key, ()))
         for info in present if isinstance(present, list) else ():
             if info.key != offered:
                 yield from self._load(info.key)
 
     def _load(self, name: str) -> Iterator[tuple[Frame, TierName]]:
-        yield from self._offer("local", name, self._attempt(lambda: self._local.load(name)))
+        yield from self._offer("local", name, self.attempt(lambda: self._local.load(name)))
 
     def _in_remote(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
         list_names = remote.names
         may_have_landed = self._asks_local and not self._has_first
-        if may_have_landed and self._attempt(lambda: bool(self._local.present([self._first]))):
+        if may_have_landed and self.attempt(lambda: bool(self._local.present([self._first]))):
             yield from self._load(self._first)
         if not self._has_first:
             before = self._last_error
@@ -239,7 +233,7 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
             elif first is None and not isinstance(self._last_error, (CorruptError, UntrustedError)):
                 return  # the remote does not answer
         fetched = 0
-        for name in self._attempt(lambda: list_names(self._key, self._left_s())) or ():
+        for name in self.attempt(lambda: list_names(self._key, self._left_s())) or ():
             if self._rejected >= _MAX_REJECTED or fetched >= _MAX_FETCHED:
                 return
             # The copy of this machine has been offered already.
@@ -250,7 +244,7 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
     def _fetch(self, remote: RemoteTier, name: str) -> Frame | None:
         # After a rejected entry, check signatures before downloading others.
         suspect = self._rejected > 0
-        return self._attempt(lambda: remote.load(name, self._left_s(), suspect=suspect))
+        return self.attempt(lambda: remote.load(name, self._left_s(), suspect=suspect))
 
     def _restart(self) -> None:
         """Give the remote its full time from now on."""
@@ -276,8 +270,8 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
                 self._reason = Reason.GUARD  # unless the caller accepts it
             yield entry, tier
 
-    def _attempt(self, call: Callable[[], _T]) -> _T | None:
-        """Return the result of ``call``, or ``None`` if it fails: the lookup goes on."""
+    def attempt(self, call: Callable[[], _T]) -> _T | None:
+        """Return the result of ``call``; raise if it fails and the cache is strict, else go on."""
         try:
             return call()
         except UntrustedError as exc:
@@ -289,8 +283,11 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
                 self._reason = Reason.UNTRUSTED
             self._problems.warn("trust", "an entry is not used", exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._last_error = exc
             self._rejected += isinstance(exc, CorruptError)
-            self.fail(exc)
+            if self._error is None:
+                self._error, self._reason = exc, reason_for(exc)
+            self._problems.met("lookup", "a lookup failed and counts as a miss", exc)
         return None
 
 
@@ -361,12 +358,9 @@ class Engine(AbstractContextManager["Engine"]):
     def lookup(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss:
         with self.candidates(key) as lookup:
             for hit in lookup:
-                try:
-                    if accept is None or accept(hit.entry):
-                        lookup.accept(hit)
-                        break
-                except Exception as exc:  # noqa: BLE001 - no reason to end the caller's program
-                    lookup.fail(exc)
+                if accept is None or lookup.attempt(partial(accept, hit.entry)):
+                    lookup.accept(hit)
+                    break
         return lookup.close()
 
     def candidates(
@@ -409,7 +403,7 @@ class Engine(AbstractContextManager["Engine"]):
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self.problems.met("prefetch", "nothing can be prefetched", exc)
             failed = Prefetch(names)
-            failed.count(failed=failed.report().total, error=exc)
+            failed.count(failed=len(failed.names), error=exc)
             return failed
 
     # -- saving
@@ -482,19 +476,17 @@ class Engine(AbstractContextManager["Engine"]):
             else:
                 disk.put(name, data)
 
-        if remote is not None and self._uploads is not None:
-            with self._uploads.saving(name):
-                durable = self.local.write(put)
-                if is_new:
-                    delay_s = _DELAY_S if delayed else 0.0
-                    self._uploads.add(name, None if durable else data, delay_s=delay_s)
-            return durable
-        durable = self.local.write(put)
-        if not durable:
+        uploads = self._uploads if remote is not None else None
+        with nullcontext() if uploads is None else uploads.saving(name):
+            durable = self.local.write(put)
+            if uploads is not None and is_new:
+                delay_s = _DELAY_S if delayed else 0.0
+                uploads.add(name, None if durable else data, delay_s=delay_s)
+        if uploads is None and not durable:
             if error := error or self.local.error:
                 raise error
             return None
-        if share and is_new:
+        if uploads is None and share and is_new:
             self._unsent.add(name)
         return durable
 
@@ -537,7 +529,7 @@ class Engine(AbstractContextManager["Engine"]):
     def stats(self) -> CacheStats:
         usage = self.local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].read(LevelStats)}
-        more["features"] = {each.name: self.counts[each.name].snapshot() for each in features()}
+        more["features"] = {name: counts.snapshot() for name, counts in self.counts.items()}
         levels = {kind: self._counters_of[kind].read(LevelStats) for kind in kinds()}
         more["kinds"] = {kind: of for kind, of in levels.items() if of.lookups or of.saved}
         if self._uploads is not None:

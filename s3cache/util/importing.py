@@ -112,18 +112,14 @@ class FirstCompile:
 
     def end(self) -> None:
         """Enable the cache if this waits, unless the process is ending."""
-        enable = self._enable
-        if enable is not None and threading.main_thread().is_alive():
-            self._stop()
+        if (enable := self._enable) is not None and threading.main_thread().is_alive():
+            self._enable = None
+            self._undo.close()
             enable()
 
     def cancel(self) -> None:
         """Leave the choice to the program: the environment has no say any more."""
-        self._is_cancelled = True
-        self._stop()
-
-    def _stop(self) -> None:
-        self._enable = None
+        self._is_cancelled, self._enable = True, None
         self._undo.close()
 
 

@@ -71,9 +71,9 @@ def check(options: Any) -> None:
 
 
 def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the options of ``of`` from environment variables; ignore empty variables.
+    """Return the options of ``of`` that non-empty environment variables set, except ``but``.
 
-    Options in ``but`` are skipped. An unusable value raises ``ConfigError``.
+    Raises ConfigError for an unusable value.
     """
     options = {}
     for name, kind in kinds(of).items():

@@ -324,14 +324,12 @@ def make({free}):
 
 
 def _recording(function: types.FunctionType, number: int) -> types.CodeType:
-    names: dict[str, Any] = {}
-    free = "".join(f"v{each}, " for each in range(len(function.__code__.co_freevars)))
+    names, old = dict[str, Any](), function.__code__
+    free = "".join(f"v{each}, " for each in range(len(old.co_freevars)))
     exec(_RECORDING.format(free=free, number=number), names)  # noqa: S102 - ours
-    old = function.__code__
     code: types.CodeType = names["make"](*old.co_freevars)
-    return code.replace(
-        co_filename=old.co_filename, co_name=old.co_name, co_firstlineno=old.co_firstlineno
-    )
+    same = {name: getattr(old, name) for name in ("co_filename", "co_name", "co_firstlineno")}
+    return code.replace(**same)
 
 
 def _functions_of(value: object) -> list[types.FunctionType]:
@@ -342,10 +340,10 @@ def _functions_of(value: object) -> list[types.FunctionType]:
         return [value]
     if type(value) is not type or value.__bases__ != (object,):
         return []
-    found = [each for each in vars(value).values() if type(each) is types.FunctionType]
-    others = (name for name, each in vars(value).items() if type(each) is not types.FunctionType)
-    is_observed = "__init__" in vars(value) and all(name.startswith("__") for name in others)
-    return found if is_observed else []
+    functions = {n: each for n, each in vars(value).items() if type(each) is types.FunctionType}
+    others = vars(value).keys() - functions
+    is_observed = "__init__" in functions and all(name.startswith("__") for name in others)
+    return [*functions.values()] if is_observed else []
 
 
 #: torch's functions, recorded as early as possible.

@@ -62,19 +62,15 @@ _first_pid = os.getpid()
 
 
 def is_forked() -> bool:
-    """Return whether this process was forked after s3cache was imported.
-
-    It lacks the threads of its parent, but not what the parent's code knows of them.
-    """
+    """Return whether this process was forked after s3cache was imported, and lacks its threads."""
     return os.getpid() != _first_pid
 
 
 def threads_are_greenlets() -> bool:
     """Return whether gevent has replaced threads: then all run in one system thread.
 
-    Raises:
-        RuntimeError: gevent did so after this module was imported. The locks and selectors here are
-            the system's: one waiting greenlet would block all others.
+    Raises RuntimeError if it did so after this module was imported. The locks and selectors here
+    are the system's: one waiting greenlet would block all others.
     """
     monkey = sys.modules.get("gevent.monkey")
     are_greenlets = monkey is not None and bool(monkey.is_module_patched("threading"))
@@ -255,9 +251,8 @@ class DeadlineExecutor:
     def call(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
         """Return the result of ``work``, or raise its error, within ``limit_s`` plus ``more_s``.
 
-        Raises:
-            TransientError: it takes longer; ``work`` continues.
-            CircuitOpenError: an earlier call hangs; ``work`` was not called.
+        Raises TransientError if it takes longer (``work`` continues), and CircuitOpenError if an
+        earlier call hangs (``work`` was not called).
         """
         if getattr(self._current, "is_ours", False):
             return work()
@@ -314,14 +309,12 @@ class DeadlineExecutor:
         # At exit none can be started. Then a call waits for another thread: here it might hang.
         if self._idle.acquire(blocking=False):
             return True
-        with self._mutex:
+        thread = threading.Thread(target=self._work, name="s3cache-deadline", daemon=True)
+        with self._mutex, contextlib.suppress(RuntimeError):
             if self._threads < _THREADS:
-                with contextlib.suppress(RuntimeError):
-                    threading.Thread(
-                        target=self._work, name="s3cache-deadline", daemon=True
-                    ).start()
-                    self._threads += 1
-            return self._threads > 0
+                thread.start()
+                self._threads += 1
+        return self._threads > 0
 
     def _work(self) -> None:
         self._current.is_ours = True
@@ -405,12 +398,10 @@ class Breaker:
             if self._open_until is None:
                 return False
             if (left_s := self._open_until - self._clock()) > 0:
-                when = (
-                    f"next probe in {left_s:.1f} s" if left_s < math.inf else "a probe is under way"
-                )
-                raise CircuitOpenError(
-                    f"circuit open after {counted(self._failures, 'failure')} in a row, {when}"
-                )
+                is_probed = left_s == math.inf
+                when = "a probe is under way" if is_probed else f"next probe in {left_s:.1f} s"
+                failures = counted(self._failures, "failure")
+                raise CircuitOpenError(f"circuit open after {failures} in a row, {when}")
             self._open_until = math.inf
             return True
 

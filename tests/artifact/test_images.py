@@ -12,6 +12,7 @@ import pytest
 
 from s3cache.artifact import check_image, without_places
 from s3cache.errors import CorruptError
+from tests.support.marks import slow
 
 SOURCE = """
 #include <stdexcept>
@@ -38,7 +39,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["-g", "-g0", "-gz"])
+@pytest.fixture(
+    scope="module", params=["-g", *(pytest.param(each, marks=slow) for each in ("-g0", "-gz"))]
+)
 def image(source: Path, request: pytest.FixtureRequest) -> bytes:
     library = source.with_suffix(".so")
     subprocess.run(

@@ -20,6 +20,7 @@ from s3cache.cache import Engine, Hit, Saved
 from s3cache.store import MemoryStore
 from tests.support.caching import entry, open_engine, payload
 from tests.support.faulty import Fault, FaultyStore, FaultyVerb
+from tests.support.marks import examples
 from tests.support.waiting import LONG_S
 
 keys = st.sampled_from(["aa" * 16, "bb" * 16])
@@ -160,6 +161,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
+    max_examples=examples(0.5),
     stateful_step_count=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -297,18 +297,14 @@ def test_a_damaged_local_file_is_set_aside_and_fetched_again(
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("fault", ["truncate", "bit_flip"])
-def test_damage_in_transit_is_never_a_hit(
-    machine: Machines, memory: MemoryStore, fault: Fault
-) -> None:
+def test_damage_in_transit_is_never_a_hit(machine: Machines, memory: MemoryStore) -> None:
     put(memory, FIRST, entry(payload=b"compiled" * 50).data)
     faulty = FaultyStore(memory, seed=7)
-    for number in range(30):
-        faulty.inject("get", fault)
-        found = machine(f"m{number}", faulty).lookup(KEY)
-        assert miss(found) == Reason.CORRUPT
-    cache = machine("last", faulty)
-    assert hit(cache.lookup(KEY), "remote") == b"compiled" * 50
+    faults: list[Fault] = ["truncate", "bit_flip"]
+    for number in range(20):
+        faulty.inject("get", faults[number % 2])
+        assert miss(machine(f"m{number}", faulty).lookup(KEY)) == Reason.CORRUPT
+    assert hit(machine("last", faulty).lookup(KEY), "remote") == b"compiled" * 50
 
 
 # -- entries stored under a key other than their own
@@ -360,20 +356,6 @@ def test_a_cache_works_without_a_usable_local_directory(
     assert cache.flush(20).complete
     assert isinstance(cache.lookup(KEY), Hit)
     assert len(caplog.records) == 1
-
-
-def test_a_full_memory_queue_refuses_saves(
-    machine: Machines, remote: GatedStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    remote.is_open = False
-    cache = machine(None, upload_queue_max_count=2)
-    results = [cache.save(f"key{number}", entry(f"key{number}")) for number in range(4)]
-    assert [type(each) for each in results] == [Saved, Saved, NotSaved, NotSaved]
-    assert cache.stats().not_saved == {Reason.FULL: 2}
-    assert len(caplog.records) == 1
-    remote.is_open = True
-    assert cache.flush(20).complete
-    assert isinstance(cache.save("key2", entry("key2")), Saved)
 
 
 def test_other_variants_are_found_if_the_first_entry_is_damaged(

@@ -162,21 +162,16 @@ def replaced(engine: Engine) -> None:
     assert engine.flush(LONG_S).complete
 
 
-def test_an_entry_that_is_replaced_before_its_upload_is_not_uploaded(
-    engine: Engine, memory: MemoryStore
+@pytest.mark.parametrize("is_uploaded", [False, True])
+def test_a_better_entry_replaces_an_uploaded_one_or_is_uploaded_in_its_place(
+    engine: Engine, memory: MemoryStore, is_uploaded: bool
 ) -> None:
     engine.save(KEY, FIRST, delayed=True)
+    if is_uploaded:
+        assert engine.flush(LONG_S).complete
     replaced(engine)
     assert found(memory).digest == BETTER.digest
-    assert engine.stats().uploaded == 1
-    assert engine.stats().saved == 1
-
-
-def test_a_better_entry_replaces_an_uploaded_one(engine: Engine, memory: MemoryStore) -> None:
-    engine.save(KEY, FIRST)
-    assert engine.flush(LONG_S).complete
-    replaced(engine)
-    assert found(memory).digest == BETTER.digest
+    assert (engine.stats().uploaded, engine.stats().saved) == (1 + is_uploaded, 1)
     with engine.candidates(KEY, remote=False) as lookup:
         assert [hit.entry.digest for hit in lookup] == [BETTER.digest]
 

@@ -15,7 +15,7 @@ from s3cache.errors import TransientError
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
-from tests.support.marks import slow
+from tests.support.marks import cases, slow
 from tests.support.stopped import descriptors, finish, open_tier, read_line, send_line, stop
 from tests.tier.sites import use
 
@@ -145,7 +145,7 @@ HAMMER = f"""
                 tier.put_pending(name, body(name, chance.randbytes(size)))
                 if chance.random() < 0.9:
                     for mine in tier.pending():
-                        tier.uploaded({{mine: None}})
+                        tier.uploaded(mine)
             elif verb < 0.85:
                 tier.delete(name)
             elif verb < 0.94:
@@ -158,21 +158,21 @@ HAMMER = f"""
                 tier = DiskTier(root, **bounds)
         except NoSpaceError:
             for mine in tier.pending():
-                tier.uploaded({{mine: None}})
+                tier.uploaded(mine)
         done += 1
     tier.close()
 """
 
 
-@pytest.mark.parametrize("most_kills", [1, pytest.param(20, marks=slow)])
-def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> None:
+@pytest.mark.parametrize(("kills", "others"), [(1, 2), pytest.param(8, 4, marks=slow)])
+def test_many_processes_at_once(start: Start, root: Path, kills: int, others: int) -> None:
     """One is killed and restarted repeatedly: nothing is corrupt, nothing fails, usage is exact."""
     tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
-    workers = [start(HAMMER, seed) for seed in range(4)]
+    workers = [start(HAMMER, seed) for seed in range(others)]
     for worker in workers:
         read_line(worker)
     send_line(*workers)
-    for kill in range(most_kills + 1):
+    for kill in range(kills):
         mortal = start(HAMMER, 100 + kill)
         read_line(mortal)
         send_line(mortal)
@@ -188,7 +188,10 @@ def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> No
     tier.close()
 
 
-@pytest.mark.parametrize("verb", ["put", "replace", "put_pending", "evict", "delete"])
+VERBS = "put_pending", "put", "replace", "evict", "delete"
+
+
+@pytest.mark.parametrize("verb", cases(VERBS, slow_ones=VERBS[1:]))
 def test_killed_before_any_system_call(start: Start, verb: str) -> None:
     """Usage is exact, objects are whole, and each pending upload is adopted once."""
     script = """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import Snapshot, are_identical
+from tests.support.marks import examples
 
 
 class Liar:
@@ -33,6 +34,7 @@ def _do(steps: list[tuple[int, int, int | None]], containers: list[dict[int, obj
             containers[container][name] = VALUES[value]
 
 
+@settings(max_examples=examples(0.5))
 @given(first=STEPS, looks=st.lists(STEPS, max_size=4))
 def test_containers_that_changed_since_the_last_check_are_reported(
     first: list[tuple[int, int, int | None]], looks: list[list[tuple[int, int, int | None]]]
