@@ -104,9 +104,7 @@ class Describer:
         if kind is list or kind is tuple:
             return self.all(kind.__name__, cast("list[object]", value))
         if kind is dict:  # code may depend on the order
-            return self.all(
-                "dict", chain.from_iterable(cast("dict[object, object]", value).items())
-            )
+            return self.all("dict", chain(*cast("dict[object, object]", value).items()))
         if isinstance(value, _SETS):  # the order depends on the hash seed
             state = None if kind in _SETS else getattr(value, "__dict__", None)
             return self.all(kind.__qualname__, value, is_sorted=True) + (
