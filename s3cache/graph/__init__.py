@@ -7,7 +7,6 @@ from s3cache.graph._describe import Describer as Describer
 from s3cache.graph._describe import UnidentifiedError as UnidentifiedError
 from s3cache.graph._describe import call_nodes as call_nodes
 from s3cache.graph._describe import code_fingerprint as code_fingerprint
-from s3cache.graph._describe import wrapped_parts as wrapped_parts
 from s3cache.graph._graph import code_on as code_on
 from s3cache.graph._graph import placement as placement
 from s3cache.graph._graph import reads_storage_offsets as reads_storage_offsets
@@ -25,6 +24,7 @@ from s3cache.graph._origin import origin_of as origin_of
 from s3cache.graph._origin import origin_of_file as origin_of_file
 from s3cache.graph._origin import unwrap_patch as unwrap_patch
 from s3cache.graph._origin import value_at as value_at
+from s3cache.graph._origin import wrapped_parts as wrapped_parts
 from s3cache.graph._overrides import take_baseline as take_baseline
 from s3cache.graph._results import BypassReason as BypassReason
 from s3cache.graph._results import Code as Code

@@ -6,13 +6,12 @@ same text everywhere. Its subclasses decide about code and other objects: torch'
 
 Code that generates code is identified by its own ``uuid()``, or by its registered version.
 Otherwise its distribution identifies it, with the version and a digest of the source file. Code
-without any of these has no identity. Code that only takes part in tracing needs none at the second
-level, where the traced graph is in the key. There :func:`rough_identity` helps to tell programs
-apart, and never refuses.
+without any of these has no identity, only a :func:`rough_identity`, which tells programs apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import hashlib
@@ -23,12 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from types import FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import _s3cache_process
-from s3cache.graph._origin import NATIVE, is_code, is_plain, origin_of
+from s3cache.graph._origin import NATIVE, is_code, is_plain, origin_of, wrapped_parts
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, CALLS, code_digest, constant_text, content_of
 
@@ -44,7 +43,7 @@ _SETS = (set, frozenset, WeakSet)
 _MAPPINGS = (MappingProxyType, WeakKeyDictionary, WeakValueDictionary)
 _CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
 _MAX_PARTS = 10_000
-
+_Object = TypeVar("_Object")
 
 #: Returns the version that the user registered for a function, operator, class or module, if any.
 RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
@@ -87,6 +86,8 @@ class Describer:
     def __init__(self, device: device | None = None) -> None:
         self.device = device
         self._depth = 0
+        # A step has hundreds of inputs. Objects are kept, so that their ids stay unique.
+        self._texts: dict[int, tuple[object, str | None]] = {}
 
     def of(self, value: object) -> str:
         """Return the text of a value.
@@ -103,9 +104,7 @@ class Describer:
         if kind is list or kind is tuple:
             return self.all(kind.__name__, cast("list[object]", value))
         if kind is dict:  # code may depend on the order
-            return self.all(
-                "dict", chain.from_iterable(cast("dict[object, object]", value).items())
-            )
+            return self.all("dict", chain(*cast("dict[object, object]", value).items()))
         if isinstance(value, _SETS):  # the order depends on the hash seed
             state = None if kind in _SETS else getattr(value, "__dict__", None)
             return self.all(kind.__qualname__, value, is_sorted=True) + (
@@ -120,7 +119,7 @@ class Describer:
         wrapped = wrapped_parts(value)
         if wrapped is not None:
             return self.all(kind.__name__, wrapped)
-        if isinstance(value, (types.FunctionType, type, types.ModuleType, *NATIVE)):
+        if isinstance(value, (FunctionType, type, types.ModuleType, *NATIVE)):
             return self.code(value)
         return self.other(value)
 
@@ -134,6 +133,13 @@ class Describer:
         finally:
             self._depth -= 1
         return f"{name}({', '.join(sorted(texts) if is_sorted else texts)})"
+
+    def once(self, value: _Object, describe: Callable[[_Object], str | None]) -> str | None:
+        """Return ``describe(value)``; call it once for each object."""
+        known = self._texts.get(id(value))
+        if known is None:
+            known = self._texts[id(value)] = value, describe(value)
+        return known[1]
 
     def plain(self, value: object) -> str:
         """Return the text of a constant of Python."""
@@ -154,24 +160,6 @@ class Describer:
     def refuse(self, message: str, value: object) -> str:
         """Raise the error for an object without a text, or return one in its place."""
         raise UnidentifiedError(message, value)
-
-
-def wrapped_parts(value: object) -> Iterable[object] | None:
-    """Return everything that a wrapper of code wraps; None for other objects."""
-    if isinstance(value, types.MethodType):
-        return value.__func__, value.__self__
-    if isinstance(value, (staticmethod, classmethod)):
-        return (value.__func__,)
-    if isinstance(value, property):
-        return value.fget, value.fset, value.fdel
-    if isinstance(value, functools.cached_property):
-        return (value.func,)
-    if isinstance(value, functools._lru_cache_wrapper):
-        return (value.__wrapped__,)
-    if isinstance(value, partial):
-        parts = value.func, *value.args, *sorted(value.keywords.items())
-        return (*parts, vars(value)) if vars(value) else parts
-    return None
 
 
 # -- identities
@@ -231,7 +219,7 @@ class _Identifier(Describer):
         return None
 
     def code(self, value: object) -> str:
-        if isinstance(value, types.FunctionType):
+        if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, types.ModuleType):
             return self._located(f"module {value.__name__}", value)
@@ -241,7 +229,7 @@ class _Identifier(Describer):
         owner = owner if isinstance(owner, (type, types.ModuleType)) else type(owner)
         return self._located(f"{owner.__name__}.{getattr(value, '__name__', '')}", value)
 
-    def _function(self, function: types.FunctionType) -> str:
+    def _function(self, function: FunctionType) -> str:
         kind, code = origin_of(function).kind, CALLS.own_code(function)
         if kind == "torch":
             file = code.co_filename.removeprefix(internals.torch_directory())
@@ -277,12 +265,9 @@ class _Identifier(Describer):
         is_tensor = isinstance(value, (torch.Tensor, torch.nn.Module))
         if origin_of(kind).kind == "torch" and not is_tensor:
             # Only attributes that a program may have set: others are state.
-            code = types.FunctionType, types.MethodType, partial
-            kept = {
-                name: value
-                for name, value in (state or {}).items()
-                if isinstance(value, code) or _is_constant(value, 0)
-            }
+            code = FunctionType, types.MethodType, partial
+            items = (state or {}).items()
+            kept = {n: v for n, v in items if isinstance(v, code) or _is_constant(v, 0)}
             return text if state is None else self.all(text, [kept])
         if state is None or kind.__module__ == "unittest.mock" or is_tensor:
             return super().other(value)
@@ -301,8 +286,7 @@ def _is_constant(value: object, depth: int) -> bool:
 
 def _uuid_of(value: object) -> object:
     """Return the ``uuid()`` of an object, such as a pass for torch; ``None`` if it has none."""
-    uuid = getattr(type(value), "uuid", None)
-    if isinstance(value, type) or not isinstance(uuid, types.FunctionType):
+    if isinstance(value, type) or not isinstance(getattr(type(value), "uuid", 0), FunctionType):
         return None
     found = value.uuid()  # type: ignore[attr-defined]
     return found if found and isinstance(found, (str, bytes, int, tuple)) else None
@@ -317,11 +301,9 @@ def _file_of(value: object) -> str:
 @functools.lru_cache(maxsize=4096)
 def _digest_of_file(path: str) -> str:
     """Return the digest of a file, or ``""``; read it once, like Python does."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()[:32]
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()[:32]
+    return ""
 
 
 def code_fingerprint(code: types.CodeType) -> str:
@@ -335,22 +317,20 @@ def code_fingerprint(code: types.CodeType) -> str:
 
 def digest_of(inside: Mapping[object, object]) -> str:
     """Return a digest of names with their constants, functions and classes."""
-    describer = _NameDescriber()
-    texts = [
-        f"{describer.of(name)}={describer.of(value)}"
+    kept = {
+        name: value
         for name, value in inside.items()
-        # Some docstrings contain addresses, and so do functions that FX wraps.
-        if is_code(value) or not str(name).startswith("__")
-        if type(name) is not tuple or id(value) not in name
+        if is_code(value) or not str(name).startswith("__")  # some docstrings contain addresses
         if not isinstance(value, types.ModuleType)  # each import adds its own to its package
-    ]
-    return hashlib.sha256("\n".join(sorted(texts)).encode(errors="surrogatepass")).hexdigest()[:32]
+    }
+    text = _NameDescriber().of(kept)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 class _NameDescriber(Describer):
     """Describes code by its name and defaults, without addresses or paths of this machine."""
 
-    max_depth = _s3cache_process.MAX_DEPTH + 1
+    max_depth = _s3cache_process.MAX_DEPTH + 2
 
     def plain(self, value: object) -> str:
         if not isinstance(value, str):
@@ -365,7 +345,7 @@ class _NameDescriber(Describer):
             return self.of(set(internals.inside_of_ordered_set(value)))
         if type(value) is not dict:
             return None
-        # torch makes some tables from sets, and names functions to wrap by address.
+        # torch makes some tables from sets, and FX names functions to wrap by address.
         pairs = [
             pair
             for pair in value.items()
@@ -377,7 +357,7 @@ class _NameDescriber(Describer):
         if isinstance(value, types.ModuleType):
             return self.other(value)
         text = qualified_name(value)
-        if isinstance(value, types.FunctionType):
+        if isinstance(value, FunctionType):
             return f"{text} {self.of(value.__defaults__)} {self.of(value.__kwdefaults__)}"
         return text
 
@@ -470,18 +450,18 @@ def autograd_function_text(target: object) -> str | None:
     if isinstance(target, internals.autograd_node.get()):
         # The state of torch's own nodes is in the arguments. C++ nodes of others may have more.
         return None if target.is_custom_function else f"autograd node {target.__name__}"
-    if isinstance(target, types.FunctionType) and target.__qualname__ == internals.PROLOGUE:
+    if isinstance(target, FunctionType) and target.__qualname__ == internals.PROLOGUE:
         return _prologue_text(target)
     return None
 
 
-def _prologue_text(target: types.FunctionType) -> str | None:
+def _prologue_text(target: FunctionType) -> str | None:
     """Describe code that AOTAutograd generates to check the inputs of a backward pass."""
     cells: Mapping[str, object] = dict(
         zip(target.__code__.co_freevars, target.__closure__ or (), strict=True)
     )
     prologue = getattr(cells.get(internals.PROLOGUE_CELL), "cell_contents", None)
-    if not isinstance(prologue, types.FunctionType) or prologue.__closure__:
+    if not isinstance(prologue, FunctionType) or prologue.__closure__:
         return None
     used = {name for name in _names_in(prologue.__code__) if name in prologue.__globals__}
     tangents = prologue.__globals__.get(internals.PROLOGUE_TANGENTS, ())

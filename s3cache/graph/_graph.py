@@ -8,20 +8,18 @@ import functools
 import hashlib
 import pickle
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter, methodcaller
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
+from s3cache.graph import _describe as describe
 from s3cache.graph._describe import (
-    PLAIN_KINDS,
     Component,
     Describer,
     RegisteredVersion,
     UnidentifiedError,
-    autograd_function_text,
     graph_modules,
-    identity,
     qualified_name,
     without_index,
 )
@@ -176,23 +174,11 @@ def _digest_of_values(value: Tensor) -> str:
 # the code once the graph is partitioned. torch repeats ``val`` in ``tensor_meta``, and annotations
 # ("custom") are a separate component.
 _NO_VALUES = frozenset(
-    [
-        "ac_graph_id",
-        "autograd_backward",
-        "custom",
-        "desc",
-        "from_node",
-        "fwd_nn_module_stack",
-        "fwd_source_fn_stack",
-        "nn_module_stack",
-        "original_aten",
-        "output_stack_traces",
-        "seq_nr",
-        "source_fn_stack",
-        "stack_trace",
-        "tensor_meta",
-        "torch_fn",
-    ]
+    """
+    ac_graph_id autograd_backward custom desc from_node fwd_nn_module_stack fwd_source_fn_stack
+    nn_module_stack original_aten output_stack_traces seq_nr source_fn_stack stack_trace
+    tensor_meta torch_fn
+    """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _FLAGS = (
     ("grad", attrgetter("requires_grad")),
@@ -228,16 +214,11 @@ class _ValueDescriber(Describer):
 
         super().__init__(device)
         self._tensor, self._symbolic = Tensor, (SymInt, SymFloat, SymBool)
-        self._texts: dict[int, tuple[object, str]] = {}
         self._storages: dict[int, tuple[int, int | SymInt]] = {}
 
     def special(self, value: object) -> str | None:
         if isinstance(value, self._tensor):
-            known = self._texts.get(id(value))
-            if known is None:
-                # Keep the tensor, so that no other one gets its id.
-                known = self._texts[id(value)] = value, self._tensor_text(value)
-            return known[1]
+            return self.once(value, self._tensor_text)
         return str(value) if isinstance(value, self._symbolic) else None
 
     def code(self, value: object) -> str:
@@ -332,15 +313,12 @@ def graph_as_text(graph: Graph, device: device | None = None) -> str | None:
 
 def _call_text(node: Node, target: str, args: Sequence[str]) -> str:
     """Return a node as code, for people who compare two graphs."""
-    if node.op == "call_function":
-        return f"{target}({', '.join(args)})"
     if node.op == "call_method":
         return f"{args[0]}.{target}({', '.join(args[1:])})"
-    if node.op == "call_module":
-        return f"self.{target}({', '.join(args)})"
     if node.op == "get_attr":
         return f"self.{target}"
-    return f"{node.op} {target}({', '.join(args)})"
+    start = {"call_function": "", "call_module": "self."}.get(node.op, f"{node.op} ")
+    return f"{start}{target}({', '.join(args)})"
 
 
 def _annotation(node: Node) -> str | None:
@@ -377,8 +355,6 @@ def without_aot_names(gm: GraphModule, source: str) -> str:
 
 
 # -- torch's details of a graph
-
-_Object = TypeVar("_Object")
 
 
 class DetailsDescriber(Describer):
@@ -417,17 +393,15 @@ class DetailsDescriber(Describer):
         self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
         self._state = internals.backward_state.get()
         self._table = internals.given_decompositions.find()
-        # A step has hundreds of inputs. Objects are kept, so that their ids stay unique.
-        self._texts: dict[int, tuple[object, str | None]] = {}
 
     def special(self, value: object) -> str | None:
         kind = type(value)
         if kind is self._fake:
-            return self._once(cast("Tensor", value), self._tensor_text)
-        if kind is list and PLAIN_KINDS.issuperset(map(type, cast("list[object]", value))):
+            return self.once(cast("Tensor", value), self._tensor_text)
+        if kind is list and describe.PLAIN_KINDS.issuperset(map(type, cast("list[object]", value))):
             return repr(value)
         if isinstance(value, self._source):  # parameters of a module share their base sources
-            return self._once(value, self._source_text)
+            return self.once(value, self._source_text)
         if isinstance(value, self._tensor) and self._is_wrapper(value):
             return self._subclass_text(value)
         if isinstance(value, self._graph):
@@ -443,12 +417,6 @@ class DetailsDescriber(Describer):
             return f"decompositions {table_text(table, self._registered_version)}"
         return None
 
-    def _once(self, value: _Object, describe: Callable[[_Object], str | None]) -> str | None:
-        known = self._texts.get(id(value))
-        if known is None:
-            known = self._texts[id(value)] = value, describe(value)
-        return known[1]
-
     def code(self, value: object) -> str:
         reduced = self._inherited(value)
         if reduced is not NotImplemented:
@@ -458,7 +426,11 @@ class DetailsDescriber(Describer):
             if value_at(value.__module__, value.__qualname__) is not value:
                 text = repr(pickle.dumps(value))  # raises the reason why it cannot be imported
             is_function = isinstance(value, FunctionType) and self.is_for_options
-            return f"{text} {identity(value, self._registered_version)}" if is_function else text
+            return (
+                f"{text} {describe.identity(value, self._registered_version)}"
+                if is_function
+                else text
+            )
         return self.other(value)
 
     def other(self, value: object) -> str:
@@ -548,7 +520,7 @@ class DetailsDescriber(Describer):
         if type(value) in (str, int, bool, type(None)):
             return repr(value)
         if isinstance(value, self._source):
-            return self._once(value, self._source_text)
+            return self.once(value, self._source_text)
         return f"{type(value).__qualname__}.{value.name}" if isinstance(value, enum.Enum) else None
 
     def _graph_text(self, gm: GraphModule) -> str | None:
@@ -566,7 +538,7 @@ class DetailsDescriber(Describer):
         if text is None:
             code = gm.graph.python_code(root_module="self")
             described = {
-                name: autograd_function_text(value) for name, value in code.globals.items()
+                name: describe.autograd_function_text(value) for name, value in code.globals.items()
             }
             imports = sorted(
                 described[name] or line_of(name, value) + self._class_version(value)

@@ -3,7 +3,6 @@
 A whole graph has a key only if no foreign code takes part in tracing it. The key of an FX graph, at
 the second level, covers the traced graph, so code that ran before does not matter.
 
-This module also has the components outside of the graph: the machine, the installation, settings.
 torch's keys do not contain the CPU's instruction sets. Inductor compiles with ``-march=native``, so
 code may use any instruction of its machine: on another machine it returns wrong numbers or crashes
 (measured with ``ATEN_CPU_CAPABILITY=avx2``).
@@ -28,17 +27,12 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from s3cache.artifact import SCHEMA
 from s3cache.entries import digest_of
+from s3cache.graph import _describe as describe
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
-from s3cache.graph._describe import (
-    Component,
-    RegisteredVersion,
-    UnidentifiedError,
-    graph_modules,
-    qualified_name,
-    without_index,
-)
+from s3cache.graph._describe import Component, RegisteredVersion, UnidentifiedError
 from s3cache.graph._graph import DetailsDescriber
+from s3cache.graph._origin import SCALARS
 from s3cache.graph._overrides import overrides
 from s3cache.graph._results import BypassReason, Finding, suggested_fix
 from s3cache.graph._safety import described_passes
@@ -49,11 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device
     from torch.fx import GraphModule
 
-    from s3cache.torch_api.protocols import (
-        Config,
-        KeyDetails,
-        KeyPickler,
-    )
+    from s3cache.torch_api.protocols import Config, KeyDetails, KeyPickler
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +85,12 @@ def read(names: str, **more: object) -> str:
 
 
 def _fields(values: Mapping[str, object]) -> str:
+    containers = (tuple, list, dict, set, frozenset)
     return " ".join(
-        f"{name}={constant_text(value) if isinstance(value, _CONTAINERS) else repr(value)}"
+        f"{name}={constant_text(value) if isinstance(value, containers) else repr(value)}"
         for name, value in values.items()
     )
 
-
-_CONTAINERS = (tuple, list, dict, set, frozenset)
 
 # -- the machine and the installation
 
@@ -141,7 +130,6 @@ def instruction_sets() -> str:
     return f"{platform.processor()} {platform.version()}"
 
 
-@functools.cache
 def python_abi() -> str:
     """Return the ABI for native code, and whether Python skips assertions."""
     abi = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
@@ -168,7 +156,7 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
     is_wrapper = internals.is_wrapper_subclass.get()
     devices: set[str] = set()
     waiting: list[object] = [inputs]
-    for _, module in graph_modules(gm):
+    for _, module in describe.graph_modules(gm):
         waiting += (value for value in vars(module).values() if isinstance(value, torch.Tensor))
         waiting += (*module._parameters.values(), *module._buffers.values())
         for node in module.graph.nodes:
@@ -226,6 +214,12 @@ def accelerators(devices: set[str]) -> str:
     return "; ".join(sorted(texts))
 
 
+def triton_environment(devices: set[str]) -> str:
+    """Return the variables in Triton's own key if there may be code for an accelerator."""
+    found = internals.triton_environment() if accelerators(devices) else {}
+    return _fields(dict(sorted(found.items())))
+
+
 def threads(details: KeyDetails, gm: GraphModule) -> str:
     """Return how generated code depends on the number of threads; ``""`` if it does not.
 
@@ -246,7 +240,7 @@ def threads(details: KeyDetails, gm: GraphModule) -> str:
             or inductor.cpu_backend != "cpp"
             or any(
                 "flex_attention" in str(node.target)
-                for _, module in graph_modules(gm)
+                for _, module in describe.graph_modules(gm)
                 for node in module.graph.nodes
             )
         )
@@ -305,7 +299,7 @@ def modes(device: device | None) -> str:
         view_replay=internals.view_replay_enabled.get()(),
         # A graph that enters autocast without a dtype uses the default.
         autocast_dtypes=[str(torch.get_autocast_dtype(device)) for device in devices],
-        device=str(without_index(torch.get_default_device(), device)),
+        device=str(describe.without_index(torch.get_default_device(), device)),
         # The mode of this thread, which folds constants; torch has no function to read it.
         flush_denormal=sys.float_info.min / 2 == 0,
     )
@@ -343,11 +337,8 @@ def options(names: Fields, config: AnyObject) -> str:
 # are in the key, too. torch's own pickler says how it reduces its objects for keys.
 
 _LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
-_SCALARS = (type(None), bool, int, float, complex, str)
 # Counters of graphs in a process are in no key.
 _OF_THE_PROCESS = frozenset({"aot_id", "precompile_backend_id"})
-# The last component of options of each kind: most graphs of a process have the same.
-_last_options: dict[str, tuple[dict[str, str], Component]] = {}
 
 
 def torch_components(
@@ -366,8 +357,9 @@ def torch_components(
         elif name in internals.PROVENANCE_DETAILS.names and internals.debugging.get():
             value = 0 if value == 1 else value  # TORCH_COMPILE_DEBUG has set it to 1
         describer.codes, describer.last_of_user = [], None
+        describer.is_for_options = name in internals.CONFIG_DETAILS.names
         try:
-            if name in internals.CONFIG_DETAILS.names:
+            if describer.is_for_options:
                 yield name, _options(name, value, describer)
                 continue
             text = describer.of(value)
@@ -377,6 +369,7 @@ def torch_components(
                 yield name, Component.of(text, _summary(value), _parts(value, describer))
         except Exception as exc:  # noqa: BLE001 - describing runs code of others
             yield name, _reasons_against(name, exc, describer.last_of_user)
+    describer.is_for_options = False
 
 
 def _reasons_against(name: str, error: BaseException, owner: type | None) -> list[BypassReason]:
@@ -391,7 +384,8 @@ def _reasons_against(name: str, error: BaseException, owner: type | None) -> lis
             return [BypassReason("config", f"an option of {name} {error}", fix, target=name)]
     fix = "keep that object out of the compiled function: pass the tensors and numbers in it"
     if owner is not None:
-        fix = f"give {qualified_name(owner)} a __reduce__ that does not depend on the process"
+        kind = describe.qualified_name(owner)
+        fix = f"give {kind} a __reduce__ that does not depend on the process"
     return [BypassReason("component", f"{name} has no stable bytes: {error}", fix, target=name)]
 
 
@@ -400,37 +394,26 @@ def _options(
 ) -> Component:
     """Return the component of all options of one kind; it shows those without their default."""
     values = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - torch's own
+    texts = {n: describer.of(values[n]) for n in sorted(values) if n not in _LEFT_OUT}
     configs = {
         "autograd_config": internals.functorch_config,
         "inductor_config": internals.inductor_config,
     }
-    describer.is_for_options = True
-    try:
-        texts = {n: describer.of(values[n]) for n in sorted(values) if n not in _LEFT_OUT}
-        last = _last_options.get(name)
-        if last is None or last[0] != texts:
-            entries = configs[name].get()._config if name in configs else None
-            changed: list[tuple[str, str, str]] = []
-            for option, text in texts.items():
-                before = ""
-                if entries is not None:
-                    if option not in entries or entries[option].default == values[option]:
-                        continue
-                    default = entries[option].default
-                    before = f"{_short(default, describer.of(default))} → "
-                changed.append((option, before, _short(values[option], text)))
-            shown = " ".join(f"{option}={new}" for option, _, new in changed) or "defaults"
-            parts = ((option, before + new) for option, before, new in changed)
-            last = _last_options[name] = texts, Component.of(repr(texts), shown, parts)
-        return last[1]
-    finally:
-        describer.is_for_options = False
+    changed, before = dict(texts), dict.fromkeys(texts, "")
+    if name in configs:
+        entries = configs[name].get()._config
+        defaults = {n: entries[n].default for n in texts if n in entries}
+        changed = {n: texts[n] for n, default in defaults.items() if default != values[n]}
+        before = {n: f"{_short(defaults[n], describer.of(defaults[n]))} → " for n in changed}
+    new = {n: _short(values[n], text) for n, text in changed.items()}
+    shown = " ".join(f"{n}={text}" for n, text in new.items()) or "defaults"
+    return Component.of(repr(texts), shown, ((n, before[n] + text) for n, text in new.items()))
 
 
 def _short(setting: object, text: str) -> str:
     """Return a setting as text for people, with digits of its digest if it is not complete."""
     items = setting if isinstance(setting, (list, tuple)) else [setting]
-    if {*map(type, items)} <= {*_SCALARS}:
+    if {*map(type, items)} <= {*SCALARS}:
         return repr(setting)
     return f"{_item_text(setting)} #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -461,8 +444,6 @@ def unpicklable_options() -> Iterator[BypassReason]:
 def _summary(value: object) -> str:
     import torch
 
-    if isinstance(value, bytes):
-        return value.hex()[:32]
     if isinstance(value, torch.fx.GraphModule):
         return f"graph of {len(value.graph.nodes)} nodes"
     if isinstance(value, (list, tuple)):
@@ -478,24 +459,20 @@ def _item_text(value: object) -> str:
 
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]}[{','.join(map(str, value.shape))}]"
-    if isinstance(value, (*_SCALARS, torch.dtype, torch.device, torch.SymInt)):
+    if isinstance(value, (*SCALARS, torch.dtype, torch.device, torch.SymInt)):
         return str(value)
     return type(value).__qualname__
 
 
 def _parts(value: object, describer: DetailsDescriber) -> Iterator[tuple[str, str]]:
-    """Yield the named parts of a value that has a text, to describe differences."""
+    """Return the named parts of a value that has a text, to describe differences."""
+    if dataclasses.is_dataclass(value):
+        fields = {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
+        value = {n: v for n, v in fields.items() if n not in _OF_THE_PROCESS and not callable(v)}
     pairs: Iterable[tuple[object, object]] = ()
-    if isinstance(value, dict):  # isinstance with Mapping takes 3 ms
-        pairs = value.items()
-    elif isinstance(value, (list, tuple)):
-        pairs = enumerate(value)
-    elif dataclasses.is_dataclass(value):
-        names = (each.name for each in dataclasses.fields(value))
-        fields = ((n, getattr(value, n, None)) for n in names if n not in _OF_THE_PROCESS)
-        pairs = ((name, part) for name, part in fields if not callable(part))
-    for name, part in pairs:
-        yield str(name), describer.for_people(part)
+    if isinstance(value, (dict, list, tuple)):  # isinstance with Mapping takes 3 ms
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    return ((str(name), describer.for_people(part)) for name, part in pairs)
 
 
 # -- the components
@@ -562,15 +539,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.version", _ALL, lambda _: read("__version__")),
     ("torch.build", _ALL, lambda _: build_of_torch()),
     ("torch.cxx_abi", _ALL, lambda _: read("compiled_with_cxx11_abi")),
-    (
-        "triton.environment",  # for code on an accelerator: the variables in Triton's own key
-        _KEYS,
-        lambda of: (
-            _fields(dict(sorted(internals.triton_environment().items())))
-            if accelerators(of.devices)
-            else ""
-        ),
-    ),
+    ("triton.environment", _KEYS, lambda of: triton_environment(of.devices)),
     # settings of the process
     ("torch.cpu_capability", _KEYS, lambda of: read(CAPABILITY) if of.is_for_cpu else None),
     ("torch.num_threads", _KEYS, lambda of: threads(of.details, of.gm)),
@@ -640,8 +609,7 @@ def _key(subject: _Subject) -> Key | list[BypassReason]:
         if isinstance(finding, list):
             reasons += finding
         elif finding:
-            component = Component.of(finding) if isinstance(finding, str) else finding
-            components[name] = component
+            components[name] = Component.of(finding) if isinstance(finding, str) else finding
     return reasons or Key(components, str(subject.device or ""))
 
 

@@ -173,20 +173,18 @@ def _sites(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def _standard() -> tuple[str, ...]:
-    schemes = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
-    schemes.append(os.path.dirname(os.__file__))
-    return tuple(dict.fromkeys(path + os.sep for path in schemes))
+    schemes = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    return tuple(dict.fromkeys(path + os.sep for path in (*schemes, os.path.dirname(os.__file__))))
 
 
 @functools.cache
 def _library(site: str, package: str) -> Origin:
     """Return the distribution that recorded ``package`` as installed, or the user."""
 
-    def is_other(record: Path) -> bool:  # sorts a distribution of the same name first
-        name = record.parent.name.partition("-")[0].lower()
-        return name != package.lower().replace("-", "_")
-
-    for record in sorted(sorted(Path(site).glob("*.dist-info/RECORD")), key=is_other):
+    own = package.lower().replace("-", "_")
+    records = sorted(Path(site).glob("*.dist-info/RECORD"))
+    # A distribution of the same name is the first.
+    for record in sorted(records, key=lambda it: it.parent.name.lower().partition("-")[0] != own):
         try:
             lines = record.read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -212,8 +210,8 @@ def is_code(value: object) -> bool:
 def is_third_party(value: object, *, surveyed: bool = False) -> bool:
     """Return True if ``value`` visibly has code of others than torch, and what it builds on.
 
-    If it is ``surveyed``, it may have been there since ``import torch``: then anonymous code that
-    was compiled from text counts as torch's.
+    If it is ``surveyed``, anonymous code that was compiled from text counts as torch's: the value
+    may have been there since ``import torch``.
     """
     if isinstance(value, (*NATIVE, types.ModuleType)) or not is_code(value):
         return False
@@ -286,19 +284,31 @@ def parts_of(value: object) -> Iterator[object]:
 
 
 def _wrapped(value: object) -> list[object]:
-    """Return the values in a function's closure, or the function of a partial or bound method."""
-    inner: Iterable[object] = ()
+    """Return the functions in a function's closure, or in a wrapper of code."""
+    inner = [*(wrapped_parts(value) or ())]
     if isinstance(value, types.FunctionType):
-        inner = map(content_of, value.__closure__ or ())
+        inner = [content_of(cell) for cell in value.__closure__ or ()]
     elif isinstance(value, partial):
-        inner = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, (types.MethodType, *HOLDERS)):
-        inner = (value.__func__,)
-    elif isinstance(value, property):
-        inner = (value.fget, value.fset, value.fdel)
-    elif isinstance(value, functools._lru_cache_wrapper):
-        inner = (value.__wrapped__,)
+        inner += value.keywords.values()
     return [part for part in inner if callable(part) and not isinstance(part, type)]
+
+
+def wrapped_parts(value: object) -> Iterable[object] | None:
+    """Return everything that a wrapper of code wraps; None for other objects."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    if isinstance(value, partial):
+        parts = value.func, *value.args, *sorted(value.keywords.items())
+        return (*parts, vars(value)) if vars(value) else parts
+    return None
 
 
 #: The attribute of a hook with the function that it replaced.

@@ -12,7 +12,6 @@ both levels.
 
 from __future__ import annotations
 
-import abc
 import atexit
 import functools
 import hashlib
@@ -23,50 +22,22 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from operator import is_
 from types import FunctionType
 from typing import NamedTuple, TypeAlias, cast
 
 import _s3cache_process
 from _s3cache_process import LISTED, Copy, items_of
-from s3cache.graph._describe import (
-    RegisteredVersion,
-    UnidentifiedError,
-    digest_of,
-    identity,
-    qualified_name,
-    rough_identity,
-)
-from s3cache.graph._origin import (
-    HOLDERS,
-    SCALARS,
-    is_code,
-    is_constant,
-    is_plain,
-    is_same_value,
-    is_third_party,
-    is_third_party_operator,
-    is_torch_operator,
-    kinds_of_values,
-    origin_of,
-    parts_of,
-    third_party_parts,
-    unwrap_patch,
-)
+from s3cache.graph import _describe as describe
+from s3cache.graph import _origin as origins
+from s3cache.graph._describe import RegisteredVersion, UnidentifiedError, identity
+from s3cache.graph._origin import is_code, is_plain, is_third_party, is_torch_operator, origin_of
 from s3cache.graph._results import BypassReason, Code, Finding, suggested_fix
 from s3cache.graph._user_code import replaced_kernels, third_party_fakes
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator, TracingContext
+from s3cache.util import snapshot
 from s3cache.util.importing import when_imported
-from s3cache.util.snapshot import (
-    ABSENT,
-    CALLS,
-    FUNCTIONS,
-    Snapshot,
-    are_identical,
-    assigns,
-    code_digest,
-)
+from s3cache.util.snapshot import ABSENT, CALLS, FUNCTIONS
 
 # The modules with which Inductor generates code, and those of them that run before.
 _PYTHON = ("cmath", "math", "operator")
@@ -101,12 +72,17 @@ class Override(NamedTuple):
     value: object  # ABSENT if it was removed; its file if only that is known
     how: str = _REPLACED
 
+    @property
+    def generates(self) -> bool:
+        """Whether it may be called during code generation, after a graph was traced."""
+        return self.place.startswith(_GENERATING) and not self.place.startswith(_TRACING)
+
 
 # -- containers
 
 
-class Copied(abc.ABC):
-    """A container of torch with its original content, by name."""
+class Names:
+    """A module or a class, with its original content by name."""
 
     def __init__(self, copy: Copy) -> None:
         self.place, self.inside, self.first = copy.place, copy.inside, copy.content
@@ -116,44 +92,24 @@ class Copied(abc.ABC):
     def compare(self) -> list[Override]:
         """Return the values that now replace torch's own."""
         now, changes = items_of(self.inside), []
-        if are_identical(now.values(), self.first.values()) and list(now) == list(self.first):
+        if snapshot.are_identical(now.values(), self.first.values()) and [*now] == [*self.first]:
             return []
         for name in {**self.first, **now}:
             old, new = self.first.get(name, ABSENT), now.get(name, ABSENT)
             if old is new or _without_hooks(old) == _without_hooks(new):
                 continue
-            new = unwrap_patch(new)
-            if self.is_override(name, unwrap_patch(old), new):
+            new = origins.unwrap_patch(new)
+            if self.is_override(name, origins.unwrap_patch(old), new):
                 changes.append(Override(self._form.format(self.place, name), new))
         return changes
 
-    @abc.abstractmethod
     def is_suspect(self, name: object, value: object) -> bool:
         """Return True for a value at the first look that is not torch's."""
+        value = origins.unwrap_patch(value)
+        return type(value) not in origins.SCALARS and is_third_party(value, surveyed=True)
 
-    @abc.abstractmethod
     def is_override(self, name: object, old: object, new: object) -> bool:
         """Return True if a new value replaces torch's."""
-
-    def is_state(self, name: object) -> bool:
-        """Return True if torch's own code assigns to it."""
-        return False
-
-
-def _without_hooks(value: object) -> object:
-    """Return something that is equal for values that are the same without hooks of s3cache."""
-    if isinstance(value, HOLDERS):
-        return type(value), id(unwrap_patch(value.__func__))
-    return id(unwrap_patch(value))
-
-
-class Namespace(Copied):
-    """A module or a class."""
-
-    def is_suspect(self, name: object, value: object) -> bool:
-        return type(value) not in SCALARS and is_third_party(unwrap_patch(value), surveyed=True)
-
-    def is_override(self, name: object, old: object, new: object) -> bool:
         if str(name).startswith(_DYNAMOS) or (self._listed_as and name in internals.NOT_COMPILED):
             return False
         makes_code = self._module in _s3cache_process.modules
@@ -178,14 +134,22 @@ class Namespace(Copied):
 
     def _is_changed_value(self, name: object, old: object, new: object) -> bool:
         """Return True if a program, not torch, has set another number, text or table."""
-        kinds = kinds_of_values()
+        kinds = origins.kinds_of_values()
         if str(name).startswith("__") or (type(old) not in kinds and type(new) not in kinds):
             return False
-        return not is_same_value(old, new) and not self.is_state(name)
+        return not origins.is_same_value(old, new) and not self.is_state(name)
 
     def is_state(self, name: object) -> bool:
+        """Return True if torch's own code assigns to it."""
         codes = _codes_in(self.inside, vars(sys.modules[self._module]))
-        return any(assigns(code, str(name)) for code in codes)
+        return any(snapshot.assigns(code, str(name)) for code in codes)
+
+
+def _without_hooks(value: object) -> object:
+    """Return something that is equal for values that are the same without hooks of s3cache."""
+    if isinstance(value, origins.HOLDERS):
+        return type(value), id(origins.unwrap_patch(value.__func__))
+    return id(origins.unwrap_patch(value))
 
 
 def _codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
@@ -194,7 +158,7 @@ def _codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
         for value in list(members.values()):
             if isinstance(value, type) and value.__module__ == members.get("__name__"):
                 yield from _codes_in(vars(value))
-            for part in parts_of(value) if is_code(value) else ():
+            for part in origins.parts_of(value) if is_code(value) else ():
                 path = part.__code__.co_filename if type(part) is FunctionType else ""
                 if path.startswith(internals.torch_directory()):
                     yield part.__code__  # type: ignore[attr-defined]
@@ -214,19 +178,22 @@ def _is_same_code(old: object, new: object) -> bool:
 
 
 def _own_name(value: object) -> str | None:
-    """Return the name of a function of torch if the name is unambiguous; else None."""
-    while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
+    """Return module and name of a function of torch if they are unambiguous; else None."""
+    while isinstance(value, (*origins.HOLDERS, functools._lru_cache_wrapper)):
         value = value.__wrapped__
-    name = value.__qualname__ if type(value) is FunctionType else "<"
-    return None if "<" in name or third_party_parts(value) else name
+    name = describe.qualified_name(value) if type(value) is FunctionType else "<"
+    return None if "<" in name or origins.third_party_parts(value) else name
 
 
-class Table(Copied):
+class Table(Names):
     """A dictionary, list or set of functions, operators and constants."""
 
+    def is_state(self, name: object) -> bool:
+        return False
+
     def is_suspect(self, name: object, value: object) -> bool:
-        is_own = self.place.startswith(internals.DECOMPOSITIONS) and is_third_party_operator(name)
-        return not is_own and is_third_party(value)
+        is_own = self.place.startswith(internals.DECOMPOSITIONS)
+        return is_third_party(value) and not (is_own and origins.is_third_party_operator(name))
 
     def compare(self) -> list[Override]:
         changes = super().compare()
@@ -237,7 +204,8 @@ class Table(Copied):
         return changes
 
     def is_override(self, name: object, old: object, new: object) -> bool:
-        if is_same_value(old, new) or (is_code(old) and is_code(new) and _is_same_code(old, new)):
+        is_same = is_code(old) and is_code(new) and _is_same_code(old, new)
+        if is_same or origins.is_same_value(old, new):
             return False
         if type(old) is int and type(new) is int and isinstance(self.inside, list):
             return False  # a counter of Python in a container that cannot be assigned to
@@ -248,7 +216,7 @@ class Table(Copied):
         # At run time torch adds its own operators and functions, but no new numbers.
         everything = (name, new, *self.first, *self.first.values())
         return not self._listed_as and all(
-            isinstance(value, SCALARS) or internals.is_dtype(value) for value in everything
+            isinstance(value, origins.SCALARS) or internals.is_dtype(value) for value in everything
         )
 
 
@@ -314,14 +282,14 @@ class Rules:
         return is_named and not is_third_party(rule)
 
 
-Container: TypeAlias = Copied | Operators | Rules
+Container: TypeAlias = Names | Operators | Rules
 
 
 class Surface:
     """All containers and functions of torch that exist so far."""
 
     def __init__(self) -> None:
-        self._containers: Snapshot[Container] = Snapshot(internals.dict_version.get)
+        self._containers = snapshot.Snapshot[Container](internals.dict_version.get)
         self._overrides: dict[int, list[Override]] = {}  # by the id of a container
         self._count = 0  # of copies that were examined
         self._empty: list[Copy] = []  # tables, until another module of torch fills them
@@ -344,11 +312,9 @@ class Surface:
         for container in self._containers.changed():
             self._overrides[id(container)] = container.compare()
         changes = list(itertools.chain.from_iterable(self._overrides.values()))
-        modules = _s3cache_process.modules
-        if not all(map(is_, map(sys.modules.get, modules), modules.values())):
-            for name, module in modules.items():
-                if (now := sys.modules.get(name, module)) is not module:
-                    changes.append(Override(name, now, _AS_A_WHOLE))
+        for name, module in _s3cache_process.modules.items():
+            if (now := sys.modules.get(name, module)) is not module:
+                changes.append(Override(name, now, _AS_A_WHOLE))
         for function in FUNCTIONS.changed():
             module_name = function.__globals__.get("__name__")
             changes.append(Override(f"{module_name}.{function.__qualname__}", function, _ALTERED))
@@ -360,7 +326,7 @@ class Surface:
         Objects in a table make it one.
         """
         if copy.home is None:
-            self._watch(Namespace(copy), copy)
+            self._watch(Names(copy), copy)
             return True
         is_listed = copy.place in LISTED
         if not (is_listed or copy.content or copy.inside):
@@ -369,14 +335,14 @@ class Surface:
         content = copy.content or items_of(copy.inside)
         items = (*content, *content.values())
         if id(copy.inside) not in self._seen and (
-            is_listed or (is_inside and all(map(is_constant, items)))
+            is_listed or (is_inside and all(map(origins.is_constant, items)))
         ):
             self._watch(Table(copy), copy)
             self._seen.add(id(copy.inside))
             self._constants |= set() if is_listed else {id(copy.inside)}
         return True
 
-    def _watch(self, container: Copied, copy: Copy) -> None:
+    def _watch(self, container: Names, copy: Copy) -> None:
         inside = container.inside
         if type(inside) is internals.ordered_set.get():
             inside = internals.inside_of_ordered_set(inside)
@@ -392,7 +358,7 @@ class Surface:
                 if value is not _UNKNOWN
                 if type(value) not in (int, float) or not container.is_state(name)
             }
-            self.unknown[copy.place] = digest_of(settled)
+            self.unknown[copy.place] = describe.digest_of(settled)
         changes = container.compare()
         is_filled = isinstance(container, Table) and not copy.content
         if is_filled and all(is_plain(each.value) for each in changes):
@@ -445,29 +411,31 @@ def registered_overrides() -> Iterator[Override]:
     yield from patterns
     if patterns:  # their replacements in a graph are decomposed
         for operator, function in list(internals.decompositions.get().items()):
-            if is_third_party_operator(operator) and is_third_party(function):
+            if origins.is_third_party_operator(operator) and is_third_party(function):
                 yield Override(f"{internals.DECOMPOSITIONS} {operator}", (function,), _REGISTERED)
     # Code generation by device: schedulers and wrappers, and the operations that these call.
     tables = {"backend": internals.device_codegens, "operations": internals.device_overrides}
-    for name, table in tables.items():
-        for device, each in list(table.get().items()):
-            values = tuple(vars(each).values()) or (each,)
-            if _is_third_party(values):
-                yield Override(f"torch._inductor: {name} {device}", values, _REGISTERED)
-    for number, rule in enumerate(filter(_is_third_party, list(internals.fake_rules.get()))):
-        yield Override(f"torch._subclasses: rules for fake tensors {number}", rule, _REGISTERED)
+    generators = [
+        (f"{name} {device}", tuple(vars(each).values()) or (each,))
+        for name, table in tables.items()
+        for device, each in list(table.get().items())
+    ]
     # The handler that chooses between implementations, if one is set.
     handler = getattr(internals.virtual.get(), internals.choices.get()._key, None)
-    if handler is not None and _is_third_party(handler):
-        yield Override("torch._inductor: choices", (handler,), _REGISTERED)
+    for place, values in (*generators, ("choices", (handler,))):
+        if _is_third_party(values):
+            yield Override(f"torch._inductor: {place}", values, _REGISTERED)
+    for number, rule in enumerate(filter(_is_third_party, list(internals.fake_rules.get()))):
+        yield Override(f"torch._subclasses: rules for fake tensors {number}", rule, _REGISTERED)
 
 
 def unused_kept() -> list[str]:
     """Return names of others' functions and operators for which torch keeps unused calls."""
     kept = list(internals.side_effectful.get())
-    operators = [str(each) for each in kept if is_third_party_operator(each)]
     return sorted(
-        [*operators, *(internals.name_of(each) for each in kept if _is_third_party(each))]
+        str(each) if internals.is_operator(each) else internals.name_of(each)
+        for each in kept
+        if origins.is_third_party_operator(each) or _is_third_party(each)
     )
 
 
@@ -495,7 +463,7 @@ def _patterns() -> Iterator[Override]:
 
 
 def _is_third_party(value: object) -> bool:
-    if type(value) in SCALARS or internals.is_operator(value):
+    if type(value) in origins.SCALARS or internals.is_operator(value):
         return False
     if isinstance(value, (list, tuple)):
         return any(map(_is_third_party, value))
@@ -558,7 +526,7 @@ def all_overrides(*, again: bool = True) -> list[Override]:
     now, fresh = internals.stale_decompositions()
     for name in now.keys() | fresh.keys():
         rule = now.get(name, ABSENT)
-        is_others = name in fresh and is_third_party_operator(name)
+        is_others = name in fresh and origins.is_third_party_operator(name)
         if rule is not fresh.get(name, ABSENT) and not is_others:
             rules.append((f"remembered {name}", rule))
     registered = [Override(where, function, _AGAIN) for where, function in rules]
@@ -592,39 +560,36 @@ def overrides(
     return [*_reasons(refused)] or "\n".join(sorted(lines))
 
 
-def _generates(override: Override) -> bool:
-    """Return True if it may be called during code generation, after a graph was traced."""
-    return override.place.startswith(_GENERATING) and not override.place.startswith(_TRACING)
-
-
 def _text(override: Override, registered: RegisteredVersion, *, traced: bool) -> str:
     value = override.value
     version = registered(value)
     if version is not None:
         return f"version {version}"
-    if _generates(override):
+    if override.generates:
         if override.how in (_ALTERED, _AS_A_WHOLE):
             raise UnidentifiedError("may do anything", value)
         return identity(value, registered)
     if isinstance(value, type) and not is_third_party(value):
-        return qualified_name(value)  # such as torch.Storage with another default dtype
+        return describe.qualified_name(value)  # such as torch.Storage with another default dtype
     if override.how == _REPLACED and _is_torchs(value):
         return identity(value, registered)
     if not traced:
         why = CALLS.why_used(value if override.how == _REPLACED else None)
         if why:
             raise UnidentifiedError(why, value)
-        return f"not called: {rough_identity(value, registered)}"
+        return f"not called: {describe.rough_identity(value, registered)}"
     if override.how == _ALTERED and isinstance(value, FunctionType):
-        return code_digest(value.__code__)
-    return rough_identity(value, registered)
+        return snapshot.code_digest(value.__code__)
+    return describe.rough_identity(value, registered)
 
 
 def _is_torchs(value: object) -> bool:
     """Return True for torch's own functions and operators, for constants, and for nothing."""
     if internals.is_operator(value):
         return is_torch_operator(value)
-    is_torchs = is_code(value) and all(origin_of(part).kind == "torch" for part in parts_of(value))
+    is_torchs = is_code(value) and all(
+        origin_of(part).kind == "torch" for part in origins.parts_of(value)
+    )
     return value is ABSENT or is_plain(value) or is_torchs
 
 
@@ -632,27 +597,23 @@ def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[Bypa
     """Yield a reason for each library, which users cannot change, and for other replacements."""
     of_libraries: dict[str, list[tuple[Override, UnidentifiedError]]] = {}
     for override, error in refused:
-        value = override.value
-        part = next(iter(third_party_parts(value)), value)
+        value, otherwise = override.value, "put torch's own back"
+        part = next(iter(origins.third_party_parts(value)), value)
         origin = origin_of(part)
-        if origin.kind == "library" and not _generates(override):
+        if origin.kind == "library" and not override.generates:
             _, name, version, _ = origin.name.split()
             of_libraries.setdefault(f"{name} {version}", []).append((override, error))
             continue
         part = error.about if isinstance(value, tuple) else part
-        what = f"a file, {value}" if isinstance(value, str) else qualified_name(part)
-        if value is ABSENT:
-            what = "nothing"
-        elif override.how == _ALTERED:
-            what = "a program"
-        fix = otherwise = "put torch's own back"
-        about = error.about if hasattr(error.about, "__qualname__") else part
+        what = f"a file, {value}" if isinstance(value, str) else describe.qualified_name(part)
+        if value is ABSENT or override.how == _ALTERED:
+            what = "nothing" if value is ABSENT else "a program"
+        fix, about = otherwise, error.about if hasattr(error.about, "__qualname__") else part
         if hasattr(about, "__qualname__"):
             fix = suggested_fix(about, f"if it depends on its inputs alone; or {otherwise}")
-        is_generator = _generates(override)
-        and_so = "which generates code and" if is_generator else "which"
+        code: Code = "generator" if override.generates else "override"
+        and_so = "which generates code and" if override.generates else "which"
         message = f"{override.place} {override.how} by {what}, {and_so} {error}"
-        code: Code = "generator" if is_generator else "override"
         yield BypassReason(code, message, fix, target=override.place)
     for library, found in of_libraries.items():
         places = ", ".join(sorted(override.place for override, _ in found))

@@ -18,22 +18,16 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
+from s3cache.graph import _describe as describe
 from s3cache.graph._describe import (
     RegisteredVersion,
     UnidentifiedError,
-    autograd_function_text,
-    call_nodes,
     graph_modules,
     identity,
     qualified_name,
 )
 from s3cache.graph._overrides import overrides
-from s3cache.graph._results import (
-    OUTSIDE,
-    BypassReason,
-    Code,
-    suggested_fix,
-)
+from s3cache.graph._results import OUTSIDE, BypassReason, Code, suggested_fix
 from s3cache.graph._user_code import context_hash, custom_operators, subclasses
 from s3cache.torch_api import internals
 
@@ -94,27 +88,25 @@ def fx_bypass_reasons(gm: GraphModule, registered_version: RegisteredVersion) ->
 # -- the process
 
 
-_INDUCTOR = "import torch._inductor.config; torch._inductor.config"
-_CACHES_ON = (
-    "import torch._functorch.config; torch.compiler.config.force_disable_caches = False; "
-    "torch._functorch.config.enable_autograd_cache = True"
-)
-
-
 def process_bypass_reasons() -> Iterator[BypassReason]:
     """Yield the reasons in the current settings why this process caches no whole graph."""
     import torch
 
+    inductor = "import torch._inductor.config; torch._inductor.config"
     if not any(internals.tiers_asked("aot")):
-        yield BypassReason("caches-off", "torch's caches are switched off", _CACHES_ON)
+        fix = (
+            "import torch._functorch.config; torch.compiler.config.force_disable_caches = False; "
+            "torch._functorch.config.enable_autograd_cache = True"
+        )
+        yield BypassReason("caches-off", "torch's caches are switched off", fix)
     if not internals.asks_fx_cache():
-        fix = f"{_INDUCTOR}.fx_graph_cache = True"
+        fix = f"{inductor}.fx_graph_cache = True"
         yield BypassReason("fx-graph-cache-off", "torch's FX graph cache is switched off", fix)
     if internals.inductor_config.get().freezing and not torch.is_grad_enabled():
         message = "freezing compiles the values of parameters into the code"
-        yield BypassReason("freezing", message, f"{_INDUCTOR}.freezing = False")
+        yield BypassReason("freezing", message, f"{inductor}.freezing = False")
     if internals.runtime_constant_folding.get():
-        fix = f"{_INDUCTOR}.aot_inductor.use_runtime_constant_folding = False"
+        fix = f"{inductor}.aot_inductor.use_runtime_constant_folding = False"
         yield BypassReason("constant-folding", "constants are folded when the code is loaded", fix)
     if internals.bisection_enabled.get():
         yield BypassReason("bisecting", "the compiler bisector is running", "let it finish")
@@ -218,7 +210,7 @@ _ALSO_SAFE = (
 
 def extra_cacheable_functions(gm: GraphModule) -> dict[str, str]:
     """Return names of safe functions in ``gm`` that torch's own check refuses."""
-    targets = {node.target for node in call_nodes(gm)}
+    targets = {node.target for node in describe.call_nodes(gm)}
     return {internals.name_of(target): "" for target in targets if _is_also_safe(target)}
 
 
@@ -233,7 +225,7 @@ def is_custom_function(target: object) -> bool:
 
 def _is_also_safe(target: object) -> bool:
     return (
-        autograd_function_text(target) is not None  # the text is in the key
+        describe.autograd_function_text(target) is not None  # the text is in the key
         or is_custom_function(target)
         or internals.name_of(target) in _ALSO_SAFE
     )

@@ -1,21 +1,18 @@
 """Third-party code that takes part in tracing or compiling a graph.
 
-A graph only has the name of an operator. The operator's kernel runs with the graph, and is in no
-entry. But its fake implementation, its backward formula, its rules for vmap and autocast, and its
-decomposition are called while the graph is traced. Dynamo treats a tensor subclass as one tensor;
-AOTAutograd unwraps it, and runs its ``__torch_dispatch__``.
+A graph only has the name of an operator. Its fake implementation, its backward formula, its rules
+for vmap and autocast, and its decomposition are called while the graph is traced. Dynamo treats a
+tensor subclass as one tensor; AOTAutograd unwraps it, and runs its ``__torch_dispatch__``. A user's
+backend passes compilers and decompositions to Inductor as arguments. Graphs and torch's keys
+contain none of these.
 
-A user's backend passes compilers and decompositions to Inductor or AOTAutograd as arguments, in
-place of torch's own; neither graphs nor torch's keys contain them.
-
-A graph with third-party code is shared at the second level only, where the traced graph is in the
-key, unless the user registered a version of the code. The functions here return the component of
-the key for such code, or a reason for each piece of code because of which the graph has no key.
+The functions here return the component of the key for such code, or a reason for each piece of it
+without a registered version: then the graph is shared at the second level only, where the traced
+graph is in the key.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import _s3cache_process
+from s3cache.graph import _origin as origins
 from s3cache.graph._describe import (
     RegisteredVersion,
     UnidentifiedError,
@@ -32,15 +30,7 @@ from s3cache.graph._describe import (
     identity,
     qualified_name,
 )
-from s3cache.graph._origin import (
-    is_third_party_operator,
-    is_third_party_rule,
-    is_torch_operator,
-    origin_of,
-    origin_of_file,
-    registers_for_others,
-    third_party_parts,
-)
+from s3cache.graph._origin import is_third_party_rule, is_torch_operator, origin_of
 from s3cache.graph._results import BypassReason, Code, Finding, suggested_fix
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, CALLS, content_of
@@ -135,7 +125,7 @@ def _operators_in(gm: GraphModule) -> dict[Operator, str]:
         overloads = (
             [getattr(target, each) for each in target.overloads()] if is_packet else [target]
         )
-        callers.update((each, name) for each in overloads if is_third_party_operator(each))
+        callers.update((each, name) for each in overloads if origins.is_third_party_operator(each))
     return callers
 
 
@@ -149,10 +139,8 @@ def _rules(operator: Operator) -> Iterator[str]:
     """Yield third-party functions that are called while ``operator`` is traced."""
     name = operator.name()
     definition = internals.custom_operators.get().get(name)
-    rules: dict[str, object] = {}
-    if definition is None:
-        rules["its fake implementation"] = _fake_of(operator)
-    else:
+    rules: dict[str, object] = {"its fake implementation": _fake_of(operator)}
+    if definition is not None:
         rules = {
             "its fake implementation": definition._abstract_fn,
             "its backward formula": definition._backward_fn or definition._setup_context_fn,
@@ -179,8 +167,7 @@ def _rules(operator: Operator) -> Iterator[str]:
 #
 # The dispatcher's kernels cannot be read. It only lists the dispatch keys of an operator that have
 # a kernel, and the file that registered it. We know a kernel if it was registered while a cache was
-# enabled. Functions that torch keeps outside of the dispatcher, such as fake implementations, are
-# read from torch's tables.
+# enabled.
 
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
 _DEPTH_OF_FORMULAS = 4
@@ -201,10 +188,7 @@ _recorded = _Recorded(is_complete=True)
 
 
 def record_kernel(where: str, function: object) -> None:
-    """Record that ``function`` is registered for an operator and key, in torch's notation.
-
-    It may replace a kernel of torch, which cannot be detected otherwise.
-    """
+    """Record that ``function`` is registered for an operator and key, in torch's notation."""
     _recorded.kernels[where] = function
     _recorded.count += 1
 
@@ -234,12 +218,10 @@ def replaced_kernels() -> dict[str, object]:
         kernels: dict[str, object] = {}
         for where in sorted(seen | new):
             function = _recorded.kernels.get(where)
-            is_known = function is not None and is_third_party_rule(
-                function, _formulas_in(function)
-            )
-            kernel = function if is_known else _recorded.paths.get(where)
-            if kernel and is_torch_operator(_operator_and_key(where)[0]):
-                kernels[where] = kernel
+            if function is None or not is_third_party_rule(function, _formulas_in(function)):
+                function = _recorded.paths.get(where)
+            if function and is_torch_operator(_operator_and_key(where)[0]):
+                kernels[where] = function
         _recorded.last = state, kernels
     return _recorded.last[1]
 
@@ -259,9 +241,7 @@ def _formulas_in(value: object, depth: int = 0) -> Iterator[object]:
         inner = [part.__func__ for part in vars(value).values() if isinstance(part, staticmethod)]
     else:
         kinds = types.FunctionType, types.MethodType, partial
-        inner = [
-            part for part in getattr(value, "__dict__", {}).values() if isinstance(part, kinds)
-        ]
+        inner = [v for v in getattr(value, "__dict__", {}).values() if isinstance(v, kinds)]
         yield from inner
     for part in inner:
         yield from _formulas_in(part, depth + 1)
@@ -277,9 +257,9 @@ def third_party_fakes() -> Iterator[tuple[str, object]]:
         rules.append((name, "on fake tensors", getattr(kept.fake_impl.kernel, "func", None)))
         by_class = kept.torch_dispatch_rules._data.values()
         rules += [(name, "on a class of tensors", rule) for rule in by_class]
-    for name, kept in list(internals.custom_operators.get().items()):
-        functions = kept._abstract_fn, kept._backward_fn, kept._setup_context_fn, kept._vmap_fn
-        functions += tuple(kept._torch_dispatch_fns.values())
+    for name, of in list(internals.custom_operators.get().items()):
+        functions = of._abstract_fn, of._backward_fn, of._setup_context_fn, of._vmap_fn
+        functions += tuple(of._torch_dispatch_fns.values())
         rules += [(name, "on tracing", function) for function in functions]
     for name, purpose, function in rules:
         if function is not None and is_third_party_rule(function) and is_torch_operator(name):
@@ -293,7 +273,7 @@ def _path_of_others(where: str) -> str:
         if here.partition("[")[0] != key or path.endswith(_NATIVE):
             continue
         is_torchs = path.startswith(internals.torch_directory())
-        if not is_torchs or (name.startswith("aten::") and registers_for_others(path)):
+        if not is_torchs or (name.startswith("aten::") and origins.registers_for_others(path)):
             return str(path)
     return ""
 
@@ -315,7 +295,7 @@ def functions(gm: GraphModule, registered_version: RegisteredVersion) -> Finding
     for function, caller in callers.items():
         if (
             not isinstance(function, types.FunctionType)
-            or origin_of_file(function.__code__.co_filename).kind == "torch"
+            or origins.origin_of_file(function.__code__.co_filename).kind == "torch"
             or registered_version(function) is not None
             or autograd_function_text(function) is not None
         ):
@@ -340,11 +320,6 @@ def subclasses(
 
     Rules that torch itself temporarily adds to their tables (``loss_parallel()``) are included.
     """
-
-    def version_of(carried: object) -> str | None:
-        version = registered_version(carried)
-        return registered_version(type(carried)) if version is None else version
-
     texts: list[str] = []
     reasons: list[BypassReason] = []
     for kind, (where, carried) in _subclasses_in(gm, inputs).items():
@@ -352,13 +327,14 @@ def subclasses(
         if version is not None:
             texts.append(f"{name}: version {version}")
             continue
-        versions = [(each, version_of(each)) for each in carried.values()]
         codes = ["its class"] if origin_of(kind).kind != "torch" else []
-        codes += [
-            f"{qualified_name(value)}, which it carries,"
-            for value, version in versions
-            if version is None
-        ]
+        versions = []
+        for value in carried.values():
+            version = registered_version(value)
+            version = registered_version(type(value)) if version is None else version
+            if version is None:
+                codes.append(f"{qualified_name(value)}, which it carries,")
+            versions.append(f"version {version}")
         codes += [
             f"a rule for {operator}"
             for operator, rule in internals.sharding_rules(kind)
@@ -370,8 +346,7 @@ def subclasses(
             continue
         handlers = internals.sharding_handlers(kind)
         words = sorted(f"{operator} {qualified_name(handler)}" for operator, handler in handlers)
-        words += sorted(f"version {version}" for _, version in versions)
-        texts.append(f"{name}: {' '.join(words)}")
+        texts.append(f"{name}: {' '.join([*words, *sorted(versions)])}")
     return reasons or " ".join(sorted(texts))
 
 
@@ -397,10 +372,10 @@ def _subclasses_in(
 
 
 def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
-    import torch
+    from torch import Tensor, nn
 
-    kind = type(value)
-    if not isinstance(value, torch.Tensor) or kind in _plain():
+    kind, plain = type(value), (Tensor, nn.Parameter, nn.Buffer, internals.fake_tensor.get())
+    if not isinstance(value, Tensor) or kind in plain:
         return
     carried: list[object] = []
     flatten = getattr(value, "__tensor_flatten__", None)
@@ -410,7 +385,7 @@ def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
             yield from _kinds(getattr(value, name))
         carried = list(_carried(context))
     dispatches = getattr(kind, "__torch_dispatch__", None)
-    if carried or dispatches is not torch.Tensor.__torch_dispatch__:
+    if carried or dispatches is not Tensor.__torch_dispatch__:
         yield kind, carried
 
 
@@ -425,14 +400,6 @@ def _carried(context: object) -> Iterator[object]:
     is_code = isinstance(context, (types.FunctionType, types.MethodType, partial, type))
     if origin_of(context if is_code else type(context)).kind in ("library", "user"):
         yield context
-
-
-@functools.cache
-def _plain() -> tuple[type, ...]:
-    """Return the tensor classes that run no code of their own in a graph."""
-    from torch import Tensor, nn
-
-    return Tensor, nn.Parameter, nn.Buffer, internals.fake_tensor.get()
 
 
 # -- selective checkpointing
@@ -464,17 +431,14 @@ def compilers_component(
 
     ``arguments`` has the compilers by name; a dict is a table of decompositions.
     """
-    if not arguments:
-        return None
     by_inductor = "inner_compile" in arguments
-    words = [] if by_inductor else ["not by Inductor"]
+    words = [] if by_inductor or not arguments else ["not by Inductor"]
     for name, value in sorted(arguments.items()):
+        text = ""
         try:
             if name == "decompositions":
                 text = table_text(cast("Mapping[object, object]", value or {}), registered_version)
-            elif by_inductor and not third_party_parts(value):
-                text = ""
-            else:
+            elif not by_inductor or origins.third_party_parts(value):
                 text = _identity_of_torchs(value, registered_version)
         except UnidentifiedError as exc:
             fix = "pass a function that a module defines"
@@ -486,7 +450,7 @@ def compilers_component(
 
 
 def _identity_of_torchs(value: object, registered_version: RegisteredVersion) -> str:
-    for part in third_party_parts(value):
+    for part in origins.third_party_parts(value):
         if not isinstance(part, partial) and registered_version(part) is None:
             raise UnidentifiedError("is not torch's", part)
     return identity(value, registered_version)

@@ -13,6 +13,37 @@ import s3cache
 from s3cache.graph import Graph
 
 
+class Wrapped(torch.Tensor):
+    """A tensor subclass of a program that wraps one tensor, and may carry an object."""
+
+    inner: Any
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, carried: Any = None) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor, carried: Any = None) -> None:
+        self.inner, self.carried = inner, carried
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], self.carried
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, carried: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["inner"], carried)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = [each.inner if isinstance(each, cls) else each for each in args]
+        return cls(func(*plain, **(kwargs or {})))
+
+    def _stable_hash_for_caching(self) -> str:
+        """Return the hash that torch asks for; it need not depend on the subclass's code."""
+        return "wrapped"
+
+
 def sine(x: torch.Tensor) -> torch.Tensor:
     return x.sin() + 1
 

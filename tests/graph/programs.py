@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import s3cache
 from s3cache.torch_api import installed_release
+from tests.graph.checking import Wrapped
 
 OFFSETS = {"one": 1.0, "two": 2.0}
 
@@ -90,10 +91,6 @@ def region(x: Tensor) -> Tensor:
     return x.sin() + 1
 
 
-def regions(x: Tensor) -> Tensor:
-    return region(region(x))
-
-
 def offset(x: Tensor) -> Tensor:
     return sum((x + value for value in OFFSETS.values()), x).view(-1)[:2]
 
@@ -101,30 +98,13 @@ def offset(x: Tensor) -> Tensor:
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
 
 
-class Described(Tensor):
+class Described(Wrapped):
     """A tensor with sets of words, whose order depends on the hash seed."""
 
-    def __new__(cls, inner: Tensor) -> Any:
-        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Tensor) -> None:
-        self.content = inner
-
-    def __tensor_flatten__(self) -> tuple[list[str], object]:
+    def __tensor_flatten__(self) -> Any:
         words = Words(WORDS)
         words.more = {*WORDS}
-        return ["content"], ({*WORDS}, {"by": [frozenset(WORDS)]}, CLASSES, words, Holder(*WORDS))
-
-    @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], *_: object) -> Described:
-        return Described(inner["content"])
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        plain = [each.content if isinstance(each, Described) else each for each in args]
-        return Described(func(*plain, **(kwargs or {})))
+        return ["inner"], ({*WORDS}, {"by": [frozenset(WORDS)]}, CLASSES, words, Holder(*WORDS))
 
 
 class Words(set[str]):
@@ -172,21 +152,15 @@ def programs() -> dict[str, Callable[[], tuple[Any, ...]]]:
         return torch.ones(*shape, requires_grad=True)
 
     passes = ("post_grad_custom_post_pass", "joint_custom_pre_pass")
-    normed, offsets = nn.utils.parametrizations.weight_norm, {"dynamic": True}
+    options = {"options": {name: Marked() for name in passes}}
+    normed = nn.utils.parametrizations.weight_norm
     made: dict[str, Callable[[], tuple[Any, ...]]] = {
         "block": lambda: (Block(), (torch.ones(2, 4, 8),)),
-        "inference": lambda: (Block().eval().requires_grad_(False), (torch.ones(2, 4, 8),)),
-        "function": lambda: (lambda x: Squared.apply(x).sum(), (leaf(3),)),
-        "operator": lambda: (lambda x: twice(x).sin(), (leaf(3),)),
+        "function and operator": lambda: (lambda x: Squared.apply(twice(x)).sum(), (leaf(3),)),
         "sets in a subclass": lambda: (torch.sin, (Described(torch.ones(3)),)),
-        "sets in a pass": lambda: (
-            torch.sin,
-            (torch.ones(3),),
-            {"options": {name: Marked() for name in passes}},
-        ),
-        "sets in an annotation": lambda: (annotated, (torch.ones(3),)),
-        "regions": lambda: (regions, (torch.ones(3),)),
-        "dynamic": lambda: (offset, (leaf(5, 2),), offsets),
+        "sets in passes and an annotation": lambda: (annotated, (torch.ones(3),), options),
+        "regions": lambda: (lambda x: region(region(x)), (torch.ones(3),)),
+        "dynamic": lambda: (offset, (leaf(5, 2),), {"dynamic": True}),
         "parametrized": lambda: (normed(nn.Linear(4, 4)), (torch.ones(2, 4),)),
     }
     for each in policies():

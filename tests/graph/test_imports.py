@@ -38,7 +38,10 @@ _CHANGES = {
         "from torch._subclasses import fake_tensor; fake_tensor.CONSTANT_NUMEL_LIMIT = 7"
     ),
 }
-_SAME = ("", "import torch._inductor.codegen.cpp, torch._inductor.lowering, torch._dynamo")
+# These leave the key as it is.
+_IMPORTS = "import torch._inductor.codegen.cpp, torch._inductor.lowering, torch._dynamo"
+_COUNTER = "import torch._inductor.debug as d; d._pre_grad_graph_id = 7"
+_NO_ENTRY_POINT = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
 
 _PROGRAM = """
 import json, os, sys
@@ -71,46 +74,48 @@ def _keys(tmp_path: Path, changes: list[str], *, early: bool, first: str = "") -
     return found
 
 
-_BYPASSED = {"a default", "what comes with torch"}  # whole graphs may have no key then
+def _check(tmp_path: Path, names: list[str], same: list[str], *, early: bool) -> None:
+    """Check the keys after changes with these names, and after code that changes nothing."""
+    changes = ["", *same, *(_CHANGES[name] for name in names)]
+    plain, *others = _keys(tmp_path, changes, early=early)
+    assert plain is not None
+    assert others[: len(same)] == [plain] * len(same)
+    changed = others[len(same) :]
+    keys = {name for name, key in zip(names, changed, strict=True) if key is not None}
+    assert {*names} - keys <= {"a default", "what comes with torch"}  # they may have no key
+    assert len({plain, *filter(None, changed)}) == 1 + len(keys)
 
 
-@pytest.mark.parametrize(
-    ("names", "early"),
-    [
-        (["a table", "nothing in a table"], True),
-        pytest.param(list(_CHANGES), True, marks=nightly),
-        # Documented: functions are recorded only if a cache is named.
-        pytest.param([name for name in _CHANGES if name != "a default"], False, marks=slow),
-    ],
-)
-def test_a_change_before_the_compiler_is_imported_is_in_the_key(
-    tmp_path: Path, names: list[str], early: bool
+def test_a_change_before_the_compiler_is_imported_is_in_the_key(tmp_path: Path) -> None:
+    _check(tmp_path, ["a table"], [], early=True)
+
+
+@slow
+def test_imports_do_not_change_the_key_and_changes_before_s3cache_do(tmp_path: Path) -> None:
+    _check(tmp_path, ["a text", "nothing in a table"], [_IMPORTS], early=False)
+
+
+@nightly
+@pytest.mark.parametrize("early", [True, False])
+def test_each_change_before_the_compiler_is_imported_is_in_the_key(
+    tmp_path: Path, early: bool
 ) -> None:
-    changes = [*_SAME, *(_CHANGES[name] for name in names)]
-    same, imported, *found = _keys(tmp_path, changes, early=early)
-    assert same == imported is not None
-    assert {name for name, key in zip(names, found, strict=True) if key is None} <= _BYPASSED
-    assert len({same, *filter(None, found)}) == 1 + len(found) - found.count(None)
+    """Documented: functions are recorded only if a cache is named."""
+    names = [name for name in _CHANGES if early or name != "a default"]
+    _check(tmp_path, names, [_IMPORTS], early=early)
 
 
 @nightly
 def test_changes_are_in_the_key_if_s3cache_saw_no_imports(tmp_path: Path) -> None:
-    """Without torch's entry point, torch's modules can be imported before s3cache."""
-    first = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
+    """Without torch's entry point, torch's modules can be imported before s3cache.
+
+    An internal counter of torch is in no key: with it, no two processes would share.
+    """
     compiler = "import torch._inductor.compile_fx;"
-    changes = [compiler, compiler, *(compiler + each for each in _CHANGES.values())]
-    same, again, *found = _keys(tmp_path, changes, early=False, first=first)
-    assert same == again is not None
+    changes = [compiler + each for each in ("", "", _COUNTER, *_CHANGES.values())]
+    same, again, counted, *found = _keys(tmp_path, changes, early=False, first=_NO_ENTRY_POINT)
+    assert same == again == counted is not None
     assert len({same, *found}) == 1 + len(_CHANGES)
-
-
-@slow
-def test_an_internal_counter_of_torch_is_in_no_key(tmp_path: Path) -> None:
-    """Also if s3cache saw no imports: with an address in keys, no two processes would share."""
-    first = "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
-    changes = [f"import torch._inductor.debug as d; d._pre_grad_graph_id = {n}" for n in (5, 7)]
-    one, other = _keys(tmp_path, changes, early=False, first=first)
-    assert one == other is not None
 
 
 def test_native_functions_with_one_name_in_two_modules_differ() -> None:

@@ -32,9 +32,6 @@ OPTIONS = [
     (inductor, "custom_partitioner_fn"),
     (functorch, "activation_memory_budget_solver"),
 ]
-GENERATING = {"post_grad_custom_post_pass", "_fuse_ddp_communication_passes"}
-
-
 Install = Callable[[str], Any]
 LIBRARY = "def of(by): return lambda *args: by"
 
@@ -56,20 +53,6 @@ def test_the_source_of_a_library_pass_is_in_the_key(
     assert key_with(library.of(1)) == first
     assert key_with(library.of(2)) not in (first, None)
     assert key_of() != first
-
-
-@pytest.mark.parametrize(("config", "option"), OPTIONS)
-def test_a_pass_of_a_program_blocks_the_second_level_only_if_it_generates_code(
-    config: Any, option: str
-) -> None:
-    """Earlier passes have already run when the second level looks up a graph."""
-
-    def mine(*args: Any) -> Any: ...
-
-    with config.patch({option: [mine] if option.startswith("_fuse") else mine}):
-        (reason,) = checked().reasons
-    assert (reason.code == "custom-pass") == reason.blocks_fx_level == (option in GENERATING)
-    assert "register_cacheable(tests.graph.test_passes.mine, version" in reason.fix
 
 
 @pytest.mark.skipif(installed_release() < (2, 13), reason="this torch takes one pass")

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo import compiled_autograd
-from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomKnapsackSolver
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental._backward_state import BackwardState
@@ -24,7 +23,7 @@ import s3cache
 from s3cache.graph import BypassReason, bypass_reasons, extra_cacheable_functions
 from s3cache.graph._results import suggested_fix
 from s3cache.torch_api import installed_release
-from tests.graph.checking import checked
+from tests.graph.checking import Wrapped, checked
 
 
 def users_own(x: torch.Tensor) -> torch.Tensor:
@@ -125,25 +124,17 @@ def test_functions_of_torch_that_dynamo_puts_into_graphs_are_safe() -> None:
         autograd_cache.check_cacheable(gm)
 
 
-def _without_meta(gm: GraphModule) -> None:
-    next(iter(gm.graph.nodes)).meta.clear()
-
-
-def _with_target(gm: GraphModule) -> None:
-    list(gm.graph.nodes)[1].target = zlib.crc32
-
-
-def _with_op(gm: GraphModule) -> None:
-    list(gm.graph.nodes)[1].op = "call_planet"
-
-
 @pytest.mark.parametrize(
     ("change", "code"),
-    [(_without_meta, "method"), (_with_target, "method"), (_with_op, "node-kind")],
+    [
+        (lambda x, _: x.meta.clear(), "method"),
+        (lambda _, call: setattr(call, "target", zlib.crc32), "method"),
+        (lambda _, call: setattr(call, "op", "call_planet"), "node-kind"),
+    ],
 )
 def test_odd_nodes_are_not_safe(change: Any, code: str) -> None:
     gm = graph_of(("call_method", "sin"))
-    change(gm)
+    change(*list(gm.graph.nodes)[:2])
     assert codes(gm) == [code]
 
 
@@ -201,18 +192,6 @@ def test_nodes_of_compiled_autograd_are_safe_unless_they_call_custom_code() -> N
         assert "register_cacheable" not in reason.fix
 
 
-def test_graphs_that_torch_refuses_are_refused() -> None:
-    """torch's own check must not be stricter than ours."""
-    from torch._functorch._aot_autograd.autograd_cache import check_cacheable
-
-    unknown = graph_of(("call_method", "sin"))
-    _with_target(unknown)
-    for gm in (unknown, graph_of(("call_function", users_own))):
-        with pytest.raises(BypassAOTAutogradCache):
-            check_cacheable(gm)
-        assert reasons_of(gm)
-
-
 # -- suggested fixes
 
 
@@ -260,8 +239,9 @@ def test_no_fix_registers_an_object_that_torch_makes_for_each_call() -> None:
 
 
 def test_hooks_for_the_backward_pass_are_not_safe() -> None:
-    (reason,) = reasons_of(SINE, torch.ones(1), BackwardState())
-    assert reason.code == "backward-state"
+    assert [each.code for each in reasons_of(SINE, torch.ones(1), BackwardState())] == [
+        "backward-state"
+    ]
 
 
 class Unwilling(CustomKnapsackSolver):
@@ -304,15 +284,14 @@ FUNCTORCH = torch._functorch.config
     ],
 )
 def test_settings_that_turn_caching_off(config: Any, setting: str, value: Any, code: str) -> None:
+    """Passes that do not generate code have run when the second level looks up a graph."""
     with config.patch({setting: value}):
-        assert codes() == [code]
+        (reason,) = reasons_of(SINE)
+    assert reason.code == code
+    assert reason.blocks_fx_level == (code not in ("custom-callable", "freezing"))
+    if code.startswith("custom") and "Unwilling" not in reason.message:
+        assert "register_cacheable(tests.graph.test_safety.unnamed, version" in reason.fix
     assert codes() == []
-
-
-@pytest.mark.parametrize("pass_", [Known(), torch.sin, functools.partial(operator.neg)])
-def test_a_pass_with_an_identity_is_no_reason(pass_: Any) -> None:
-    with INDUCTOR.patch(joint_custom_pre_pass=pass_), FUNCTORCH.patch(joint_custom_pass=pass_):
-        assert codes() == []
 
 
 @pytest.mark.skipif(
@@ -368,28 +347,7 @@ def test_advice_is_about_the_users_code_alone() -> None:
         assert checked(lambda x, y: y[: x[0].item()], x, y).cacheable
 
 
-class Holding(Tensor):
-    """A tensor with an object that cannot be pickled."""
-
-    def __new__(cls, inner: Tensor, held: object) -> Any:
-        return Tensor._make_wrapper_subclass(cls, inner.shape)
-
-    def __init__(self, inner: Tensor, held: object) -> None:
-        self.content, self.held = inner, held
-
-    def __tensor_flatten__(self) -> tuple[list[str], object]:
-        return ["content"], self.held
-
-    @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], held: object, *_: object) -> Any:
-        return Holding(inner["content"], held)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        (packed,) = args
-        return Holding(func(packed.content), packed.held)
+class Holding(Wrapped): ...
 
 
 class Guarded:

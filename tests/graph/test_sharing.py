@@ -72,7 +72,6 @@ on_meta = pytest.param(
         (plain, "cpu", {"cpp.dynamic_threads": True}, "abb"),
         # Templates split work among a fixed number of threads under any options.
         (plain, "cpu", {"cpp.dynamic_threads": True, "max_autotune": True}, "abc"),
-        (plain, "cpu", {"cpp.dynamic_threads": True, "max_autotune_gemm": True}, "abc"),
         (flex, "cpu", {"cpp.dynamic_threads": True}, "abc"),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 from tests.graph import programs
 from tests.graph.checking import key_of
 from tests.support.machines import ROOT, Machine
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -26,7 +26,7 @@ def another_prefix(root: Path) -> Path:
     for each in Path(packages).iterdir():
         (root / each.name).symlink_to(each)
     (root / "s3cache").symlink_to(ROOT / "s3cache")
-    ours = ["__init__.py", "graph/__init__.py", "graph/programs.py"]
+    ours = ["__init__.py", "graph/__init__.py", "graph/checking.py", "graph/programs.py"]
     ours += [f"support/{name}.py" for name in ("__init__", "forking", "machines")]
     for name in ours:
         (root / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,13 @@ def test_keys_do_not_depend_on_process_path_user_or_hash_seed(found: list[dict[s
     assert first["components"] == second["components"]
 
 
-@slow
-def test_keys_do_not_depend_on_the_hash_seed(found: list[dict[str, Any]], tmp_path: Path) -> None:
-    for seed in "34":
-        machine = Machine(tmp_path / seed, PYTHONHASHSEED=seed)
-        again = machine.run("tests.graph.programs:report").result
-        assert again["components"] == found[0]["components"]
+@nightly
+@pytest.mark.parametrize("seed", "34")
+def test_keys_do_not_depend_on_the_hash_seed(
+    found: list[dict[str, Any]], tmp_path: Path, seed: str
+) -> None:
+    machine = Machine(tmp_path, PYTHONHASHSEED=seed)
+    assert machine.run("tests.graph.programs:report").result["components"] == found[0]["components"]
 
 
 def test_each_program_has_its_own_key(found: list[dict[str, Any]]) -> None:
@@ -81,6 +82,7 @@ def test_no_component_names_a_path_or_a_user(found: list[dict[str, Any]]) -> Non
         assert place not in str(found[1]["components"])
 
 
+@slow
 @pytest.mark.filterwarnings("ignore")  # torch instantiates a class that it warns about
 def test_keys_are_the_same_at_the_second_check_in_one_process(found: list[dict[str, Any]]) -> None:
     """Earlier checks do not matter, and neither do objects that happen to be shared."""

@@ -17,7 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import s3cache
 from s3cache.graph import Graph as CheckedGraph
 from s3cache.graph._user_code import custom_operators, refaked_operators, traced_operators
-from tests.graph.checking import checked, sine
+from tests.graph.checking import Wrapped, checked, sine
 
 _names = itertools.count()
 _AUTOGRAD = torch._C.DispatchKey.AutogradCPU
@@ -116,9 +116,8 @@ def test_operators_of_torch_are_not_custom() -> None:
     ops = torch.ops
     for packet in (ops.aten.sin, ops.prims.sin, ops.quantized.add_relu):
         assert custom_operators(_graph_of(packet.default), _unregistered) == ""
-    assert (
-        custom_operators(_graph_of(ops._c10d_functional.wait_tensor.default), _unregistered) == ""
-    )
+    waiting = _graph_of(ops._c10d_functional.wait_tensor.default)
+    assert custom_operators(waiting, _unregistered) == ""
 
 
 def test_schema_tags_and_version_of_an_operator_are_in_the_key(define: Callable[..., Any]) -> None:
@@ -178,35 +177,6 @@ class Config:
 
     def __hash__(self) -> int:
         return 0
-
-
-class Wrapped(torch.Tensor):
-    inner: Any
-
-    @staticmethod
-    def __new__(cls, inner: Tensor, config: Any = None) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Tensor, config: Any = None) -> None:
-        self.inner, self.config = inner, config
-
-    def __tensor_flatten__(self) -> Any:
-        return ["inner"], self.config
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner: Any, config: Any, size: Any, stride: Any) -> Any:
-        return cls(inner["inner"], config)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        plain = [each.inner if isinstance(each, cls) else each for each in args]
-        return cls(func(*plain, **(kwargs or {})))
-
-    def _stable_hash_for_caching(self) -> str:
-        """Return the hash that torch asks for; it need not depend on the subclass's code."""
-        return "wrapped"
 
 
 class Registered(Wrapped): ...
