@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._inductor.compile_fx import compile_fx
-from torch.library import triton_op, wrap_triton
 from torch.nn.attention import flex_attention as flex
 
 
@@ -79,10 +78,11 @@ def add_tuned(a: Any, b: Any) -> Any:
     return out.relu()
 
 
-@triton_op("s3cache_tests::double", mutates_args={})
+@torch.library.triton_op("s3cache_tests::double", mutates_args={})
 def double(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
-    wrap_triton(add_kernel)[(triton.cdiv(x.numel(), 128),)](x, x, out, x.numel(), BLOCK=128)
+    kernel = torch.library.wrap_triton(add_kernel)
+    kernel[(triton.cdiv(x.numel(), 128),)](x, x, out, x.numel(), BLOCK=128)
     return out
 
 
