@@ -525,7 +525,8 @@ class DetailsDescriber(Describer):
 
     def _graph_text(self, gm: GraphModule) -> str | None:
         """Return the result of torch's reducer, without compiling the generated code."""
-        line_of = internals.line_for_global()
+        metadata = internals.enrich_profiler_metadata.get()
+        line_of = None if metadata else internals.format_global.find()
         if line_of is None:
             return None
         generated = internals.GENERATED.names

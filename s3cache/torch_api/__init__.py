@@ -111,11 +111,7 @@ class Internal(Declaration, Generic[T]):
         return self.get() if self.expected else None
 
     def owner(self) -> tuple[object, str]:
-        """Return the owner and the attribute to set in order to replace it.
-
-        Raises:
-            UnsupportedTorchError: this torch lacks it.
-        """
+        """Return the owner and the attribute to set in order to replace it, or raise like get."""
         if self._owner is None:
             if not self.expected:
                 is_old = installed_release() < self.since
@@ -183,11 +179,7 @@ class Fields(Declaration):
 
 
 def require(feature: str = "") -> None:
-    """Bind all names that ``feature`` needs, or that the cache needs, to detect missing ones now.
-
-    Raises:
-        UnsupportedTorchError: the installed torch lacks a name that it should have.
-    """
+    """Bind all names that ``feature``, or the cache, needs: raise an error for missing ones now."""
     for declaration in [*declarations]:
         if declaration.feature == feature:
             declaration.bind()
@@ -202,23 +194,16 @@ def survey() -> list[Row]:
 
 
 def check_names() -> None:
-    """Check every name that the cache requires, including attributes.
+    """Raise :class:`UnsupportedTorchError` if torch lacks a name that the cache requires.
 
-    Raises:
-        UnsupportedTorchError: the installed torch lacks one of them.
+    Attributes are such names too.
     """
-    lacking = [row for row in survey() if row.expected and not row.present and not row.feature]
-    if lacking:
-        names = ", ".join(row.name for row in lacking)
-        raise UnsupportedTorchError(f"torch {installed_version()} lacks {names}")
+    if lacking := [r.name for r in survey() if r.expected and not r.present and not r.feature]:
+        raise UnsupportedTorchError(f"torch {installed_version()} lacks {', '.join(lacking)}")
 
 
 def _locate(place: str) -> tuple[object, str]:
-    """Return the owner of the name at ``place``, and the last component of the name.
-
-    Raises:
-        UnsupportedTorchError: the installed torch has no such name.
-    """
+    """Return the owner and last part of a name, or raise :class:`UnsupportedTorchError`."""
     module, _, path = place.partition(":")
     try:
         owner: object = import_module(module)

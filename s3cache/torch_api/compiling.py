@@ -10,15 +10,12 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import attrgetter
-from types import (
-    FunctionType,
-)
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 from s3cache.torch_api import installed_release, names
-from s3cache.torch_api.lookups import graph_module_of, name_of_source
+from s3cache.torch_api.lookups import graph_module_of, is_in_job, name_of_source
 
 if TYPE_CHECKING:
     from torch import device
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     )
 
 
-# -- keys of whole graphs
+# -- keys and entries
 
 
 def name_of_key(
@@ -51,9 +48,6 @@ def name_of_key(
     options = {"cudagraphs": others[0], "boxed_forward_device_index": others[1]}
     with names.sanitized.get()(gm):
         return ask(gm, args, aot_config, options)[0]
-
-
-# -- entries
 
 
 def as_load_result(function: Function[object], aot_config: AOTConfig) -> object:
@@ -169,19 +163,14 @@ def branch_free() -> dict[str, object]:
     """
     import torch
 
-    kinds = (torch.SymInt, torch.SymFloat)
-
-    def without_branch(symbolic: Function[object], plain: Function[object]) -> Function[object]:
-        def smallest_or_largest(*sizes: object) -> object:
-            # torch also calls them with numbers of SymPy, which its symbolic functions refuse.
-            is_symbolic = any(isinstance(size, kinds) for size in sizes)
-            return functools.reduce(symbolic, sizes) if is_symbolic else plain(*sizes)
-
-        return smallest_or_largest
+    def choose(symbolic: Function[object], plain: Function[object], *sizes: object) -> object:
+        # torch also calls them with numbers of SymPy, which its symbolic functions refuse.
+        is_symbolic = any(isinstance(size, (torch.SymInt, torch.SymFloat)) for size in sizes)
+        return functools.reduce(symbolic, sizes) if is_symbolic else plain(*sizes)
 
     return {
-        "min": without_branch(torch.sym_min, min),
-        "max": without_branch(torch.sym_max, max),
+        "min": functools.partial(choose, torch.sym_min, min),
+        "max": functools.partial(choose, torch.sym_max, max),
     }
 
 
@@ -236,9 +225,6 @@ def guard_on(kind: str, some: list[object], others: list[object]) -> object:
     raise ValueError(f"no guard is a {kind} on {len(some)} and {len(others)} inputs")
 
 
-# -- Dynamo: graph breaks, automatic dynamic shapes, traces
-
-
 def describe_break(reason: Any) -> dict[str, str]:
     """Return in one line why Dynamo ended a graph, and the place in the user's program."""
     stack = reason.user_stack
@@ -246,22 +232,16 @@ def describe_break(reason: Any) -> dict[str, str]:
     return {"reason": reason.reason.strip().partition("\n")[0], "where": where}
 
 
-# -- processes of a job, and first calls on fake tensors (DDPOptimizer)
+# -- processes of a job
 
 #: Namespaces of operators with which processes exchange data.
-COLLECTIVES = frozenset(
-    {
-        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
-        *("_dtensor", "symm_mem"),
-    }
-)
-
-_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+COLLECTIVES = {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"}
+COLLECTIVES |= {"_dtensor", "symm_mem"}
 
 
 def without_comments(source: str) -> str:
     """Return generated code without the lines that are comments."""
-    return _COMMENT.sub("", source)
+    return re.sub(r"^\s*#.*$", "", source, flags=re.MULTILINE)
 
 
 def collectives_of(source: str) -> Counter[str]:
@@ -281,19 +261,12 @@ def counted_collectives(operators: Iterable[tuple[str, str]]) -> Counter[str]:
     return Counter(name for name in collectives if not name.startswith("wait_tensor"))
 
 
-def is_in_job() -> bool:
-    """Return whether this process is one of several that have joined in a job."""
-    import torch.distributed as dist
-
-    return dist.is_available() and dist.is_initialized()
-
-
 def process_groups() -> tuple[int, int, object] | None:
     """Return the number of this process, of all, and the groups by name; None outside of a job."""
-    if not is_in_job():
-        return None
     import torch.distributed as dist
 
+    if not is_in_job():
+        return None
     world = names.groups.get()
     groups = sorted((name, sorted(world.pg_group_ranks[g])) for g, name in world.pg_names.items())
     return dist.get_rank(), dist.get_world_size(), groups
@@ -317,27 +290,22 @@ def options_text(config: Config) -> str | None:
     ignored = tuple(cast("list[str]", values.get("_cache_config_ignore_prefix", [])))
     # Directories do not affect compiled code.
     unused = {"base_dir", "debug_dir_root", *itertools.chain(*names.CACHING_OPTIONS)}
-    texts: list[str] = []
-    for name, value in sorted(values.items()):
-        if name in unused or name.startswith((*ignored, "_save_config", "_cache_config")):
-            continue
-        text = _plain_text(value)
-        if text is None:
-            return None
-        texts.append(f"{name}={text}")
-    return "\n".join(texts)
+    texts = {
+        name: _plain_text(value)
+        for name, value in sorted(values.items())
+        if name not in unused and not name.startswith((*ignored, "_save_config", "_cache_config"))
+    }
+    return None if None in texts.values() else "\n".join(f"{n}={t}" for n, t in texts.items())
 
 
 def _plain_text(value: object) -> str | None:
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    items: Collection[object]
-    if isinstance(value, dict):
-        items = [item for pair in value.items() for item in pair]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        items = value
-    else:
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
         return None
+    items: Iterable[object] = value
+    if isinstance(value, dict):
+        items = itertools.chain(*value.items())
     texts = [_plain_text(item) for item in items]
     if None in texts:
         return None
@@ -346,7 +314,7 @@ def _plain_text(value: object) -> str | None:
     return f"{type(value).__name__} {texts}"
 
 
-# -- operators
+# -- operators, patterns and backends
 
 #: The table of functions that are called in place of operators on fake tensors.
 FAKE_RULES = "torch._subclasses.fake_impls.op_implementations_dict"
@@ -374,13 +342,10 @@ def has_flexible_layout(operator: Operator) -> bool:
     return "flexible_layout" in {*tags, default}
 
 
-# -- registrations for operators
-
-
-def autocast_dtypes(definition: object) -> Mapping[str, object]:
+def autocast_dtypes(definition: Any) -> Mapping[str, object]:
     """Return the dtypes to which autocast casts inputs of a custom operator, by device type."""
     if installed_release() >= (2, 13):
-        found = attrgetter("_autocast_dtype")(definition)
+        found = definition._autocast_dtype
     else:
         found = {name: getattr(definition, f"_autocast_{name}_dtype") for name in ("cpu", "cuda")}
     return {name: dtype for name, dtype in found.items() if dtype is not None}
@@ -396,8 +361,7 @@ def built_in() -> str:
 
 def sharding_rules(kind: type) -> list[tuple[object, object]]:
     """Return the rules of operators on distributed tensors of this class, by operator."""
-    dispatcher = getattr(kind, "_op_dispatcher", None)
-    propagator = getattr(dispatcher, "sharding_propagator", None)
+    propagator = getattr(getattr(kind, "_op_dispatcher", None), "sharding_propagator", None)
     tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
     rules = [rule for table in tables for rule in getattr(propagator, table, {}).items()]
     return rules + sharding_handlers(kind)
@@ -407,9 +371,6 @@ def sharding_handlers(kind: type) -> list[tuple[object, object]]:
     """Return the handlers of operators without rules; torch changes some of them at run time."""
     dispatcher = getattr(kind, "_op_dispatcher", None)
     return list(getattr(dispatcher, "_custom_op_handlers", {}).items())
-
-
-# -- patterns and backends
 
 
 @functools.cache

@@ -25,10 +25,9 @@ NEWEST: Release = (2, 15)
 
 def is_supported() -> bool:
     """Return whether the installed torch is new enough; if not, log one warning."""
-    if installed_release() >= OLDEST:
-        return True
-    warn_of_release("is not supported", "it compiles without a cache")
-    return False
+    if not (is_new_enough := installed_release() >= OLDEST):
+        warn_of_release("is not supported", "it compiles without a cache")
+    return is_new_enough
 
 
 @functools.cache

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from types import (
-    BuiltinFunctionType,
     CodeType,
     FunctionType,
     MethodDescriptorType,
@@ -221,9 +220,6 @@ def is_dtype(value: object) -> bool:
     return isinstance(value, torch.dtype)
 
 
-# -- registrations for operators
-
-
 def registered_kernel(
     library: Any, op_name: object, fn: object, dispatch_key: object = "", **_: object
 ) -> tuple[str, object]:
@@ -234,9 +230,6 @@ def registered_kernel(
 
 
 # -- patterns and backends
-
-# The types of most values in a module.
-_NO_PASSES = frozenset((FunctionType, BuiltinFunctionType, ModuleType, type, str, int, bool))
 
 
 def pattern_passes() -> list[tuple[str, Any]]:
@@ -249,32 +242,24 @@ def pattern_passes() -> list[tuple[str, Any]]:
 @functools.lru_cache(maxsize=1)
 def _pattern_passes(_imported: int) -> list[tuple[str, Any]]:
     passes: dict[int, tuple[str, Any]] = {}
-    package = vars(names.pass_package.get())
+    kind, package = names.pattern_pass.get(), vars(names.pass_package.get())
     for name, module in sorted((n, m) for n, m in package.items() if type(m) is ModuleType):
         for attribute, value in list(vars(module).items()):
-            if type(value) not in _NO_PASSES:
-                for which, each in _passes_in(value):
-                    passes.setdefault(id(each), (f"{name}.{attribute}{which}", each))
+            place = f"{name}.{attribute}"
+            if isinstance(value, kind):
+                passes.setdefault(id(value), (place, value))
+            elif isinstance(value, (dict, list, tuple)) and value:
+                items = value if isinstance(value, dict) else dict(enumerate(value[:9]))
+                if isinstance(next(iter(items.values())), kind):
+                    for key, item in items.items():
+                        passes.setdefault(id(item), (f"{place}[{key}]", item))
     return list(passes.values())
-
-
-def _passes_in(value: object) -> Iterator[tuple[str, Any]]:
-    kind = names.pattern_pass.get()
-    if isinstance(value, kind):
-        yield "", value
-    elif isinstance(value, (dict, list, tuple)) and value:
-        named = value if isinstance(value, dict) else dict(enumerate(value[:9]))
-        if isinstance(next(iter(named.values())), kind):
-            yield from ((f"[{key}]", each) for key, each in named.items())
 
 
 def passes_by_device(passes: Sequence[object]) -> dict[str, object]:
     """Return the passes of backends in a key by device, without ``None``."""
     devices = list(names.custom_backend_passes.get())
     return {device: each for device, each in zip(devices, passes, strict=True) if each is not None}
-
-
-# -- decompositions
 
 
 def usual_decompositions() -> Mapping[object, object]:
@@ -290,12 +275,8 @@ def found_late(module: str, name: str) -> Function[object] | None:
     A compiled graph names the function that returns its decompositions, and rarely calls it. None
     for any other function, and if the module is imported.
     """
-    if (module, name) == (
-        names.DECOMPOSITIONS,
-        "select_decomp_table",
-    ) and module not in sys.modules:
-        return _select_decomp_table
-    return None
+    is_late = (module, name) == (names.DECOMPOSITIONS, "select_decomp_table")
+    return _select_decomp_table if is_late and module not in sys.modules else None
 
 
 def _select_decomp_table() -> object:
@@ -351,11 +332,6 @@ def is_numbered_length(size: object) -> bool:
     return isinstance(size, torch.SymInt) and size.node.nested_int() is not None
 
 
-def line_for_global() -> Callable[[str, object], str] | None:
-    """Return torch's function that formats a global of generated code in keys, if it exists."""
-    return None if names.enrich_profiler_metadata.get() else names.format_global.find()
-
-
 def has_plain_codegen(graph: Graph) -> bool:
     """Return whether the code of a graph is generated from its nodes alone."""
     codegen = graph._codegen
@@ -401,9 +377,6 @@ def skip_backend_init() -> Iterator[None]:
 def skips_backend_init() -> bool:
     """Return whether backends need not be registered now; custom devices must be."""
     return getattr(_keying, "unasked", False) and names.added_device.get()() == "privateuseone"
-
-
-# -- keys of FX graphs
 
 
 def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
@@ -488,8 +461,6 @@ def known_of_sizes(gm: GraphModule, inputs: Sequence[object]) -> str:
     if shapes is None or not shapes.var_to_range:
         return ""
     related: set[Any] = _symbols_of_graph(gm, inputs)
-    if not related:
-        return ""
     asserts = [each.expr for some in shapes.deferred_runtime_asserts.values() for each in some]
     facts = [(f"{each}", each.free_symbols) for each in shapes.get_nontrivial_guards()]
     facts += [(f"assert {each}", each.free_symbols) for each in map(shapes.simplify, asserts)]
@@ -498,7 +469,7 @@ def known_of_sizes(gm: GraphModule, inputs: Sequence[object]) -> str:
         facts.append((f"{symbol} = {shapes.replace(other)}", {symbol, *other.free_symbols}))
     if getattr(shapes, "specializations", None):  # the one that is compiled now is an axiom only
         facts += [
-            (f"{each} is {known}", each.free_symbols) for each, known in shapes.axioms.items()
+            (f"{each} is {is_so}", each.free_symbols) for each, is_so in shapes.axioms.items()
         ]
     texts: set[str] = set()
     while some := [each for each in facts if not related.isdisjoint(each[1])]:
@@ -543,9 +514,6 @@ def _numbers_of(value: Any) -> Iterator[object]:
             yield from _numbers_of(getattr(value, name))
 
 
-# -- Dynamo: graph breaks, automatic dynamic shapes, traces
-
-
 @contextlib.contextmanager
 def trace_event(event: str, level: str) -> Iterator[dict[str, object]]:
     """Show the block as an event in torch's own traces, with the content of the mapping.
@@ -582,11 +550,17 @@ def hits_need_agreement() -> bool:
 
 def compiles_exchange() -> bool:
     """Return whether processes of this job exchange data while they compile, hits or not."""
-    if not any(option.get() for option in names.EXCHANGING):
-        return False
     import torch.distributed as dist
 
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    exchanging = any(option.get() for option in names.EXCHANGING)
+    return exchanging and is_in_job() and dist.get_world_size() > 1
+
+
+def is_in_job() -> bool:
+    """Return whether this process is one of several that have joined in a job."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
 
 
 def context_of_fake_call() -> TracingContext | None:

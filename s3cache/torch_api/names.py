@@ -25,10 +25,10 @@ LOCKDOWN = "private directories for torch's own caches"
 AGREEMENT = "hits on which processes must agree"
 HOLDING = "saving only graphs of frames that Dynamo accepted"
 
+LATE_CODE = "importing parts of the compiler when the code of a graph calls them"
+
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
-
-LATE_CODE = "importing parts of the compiler when the code of a graph calls them"
 
 _AOT = "torch._functorch._aot_autograd"
 _CACHE = f"{_AOT}.autograd_cache"
@@ -48,6 +48,7 @@ _GRAPH = "torch._inductor.output_code:CompiledFxGraph"
 _SHAPES = "torch.fx.experimental.symbolic_shapes"
 _FAKE = "torch._subclasses.fake_tensor"
 _PGO = "torch._dynamo.pgo"
+_BUNDLER = "torch._inductor.triton_bundler:TritonBundler"
 
 # -- options
 
@@ -56,8 +57,7 @@ inductor_config = AnyObject(_INDUCTOR)
 dynamo_config = AnyObject("torch._dynamo.config")
 shapes_config = AnyObject("torch.fx.experimental._config")
 runtime_constant_folding = Flag(f"{_INDUCTOR}:aot_inductor.use_runtime_constant_folding")
-#: The number of threads for generated C++, if it is fixed; and whether the code supports any
-#: number.
+#: The fixed number of threads for generated C++, and whether its code supports any number.
 cpp_threads = Internal[int](f"{_INDUCTOR}:cpp.threads")
 cpp_dynamic_threads = Flag(f"{_INDUCTOR}:cpp.dynamic_threads")
 pre_grad_pass_timing = Internal[str](f"{_INDUCTOR}:pre_grad_pass_timing", since=(2, 12))
@@ -122,10 +122,8 @@ sync_lookups = Flag(f"{_FUNCTORCH}:_sync_cache_decision_cross_ranks", since=(2, 
 default_store = Internal[Callable[[], SharedStore]](
     "torch.distributed.distributed_c10d:_get_default_store", feature=AGREEMENT
 )
-#: The process groups, by object: their names and members.
 groups = AnyObject("torch.distributed.distributed_c10d:_world", feature=AGREEMENT)
 ASYNC_COMPILE = "torch._inductor.async_compile"
-#: The threads that wait for compilers.
 compile_pool = AnyObject(f"{ASYNC_COMPILE}:AsyncCompile.pool")
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
 #: The name of a device that a program has added; a placeholder without one.
@@ -144,6 +142,7 @@ key_details = AnyClass(_DETAILS)
 get_hash = Internal[Callable[[KeyPickler, object], str]](f"{_PICKLER}.get_hash")
 bypass_error = Internal[type[Exception]](f"{_CACHE}:BypassAOTAutogradCache")
 AUTOGRAD_PREFIX = Internal[str](f"{_CACHE}:AOTAUTOGRAD_CACHE_PREFIX", since=(2, 13))
+#: Formats a global of generated code in keys.
 format_global = AnyFunction(f"{_PICKLER}._format_global_for_cache_key", since=(2, 13))
 sanitized = AnyFunction(f"{_CACHE}:sanitize_gm_for_cache")
 torch_key = AnyFunction(f"{_CODE}:torch_key", feature=TORCH_KEY)
@@ -157,7 +156,6 @@ CONFIG_DETAILS = Fields(
     "autograd_config inductor_config inductor_config_comms",
     added={"inductor_config_comms": (2, 13)},
 )
-#: The level of provenance to record besides code.
 PROVENANCE_DETAILS = Fields(_DETAILS, "provenance_tracking_level", since=(2, 12))
 #: Passes for each device that has been registered so far.
 (PASSES_OF_BACKENDS,) = Fields(_DETAILS, "custom_backend_passes")
@@ -217,23 +215,20 @@ answer_first_call = AnyFunction(f"{_AOT}.runtime_wrappers:FakifiedOutWrapper.pos
 
 # -- functions that compiled autograd creates during a trace
 
-#: Their module.
 COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 _MAKES_PROLOGUE = "AutogradCompilerInstance.proxy_call_aot_backward"
-_WRITES_PROLOGUE = f"{_AOT}.runtime_wrappers:_codegen_backward_prologue"
 
 autograd_node = AnyClass(f"{COMPILED_AUTOGRAD}:Op")
 (_PROLOGUE,) = Fields(f"{COMPILED_AUTOGRAD}:{_MAKES_PROLOGUE}", "call_aot_bwd_prologue")
 (PROLOGUE_CELL,) = Fields(f"{COMPILED_AUTOGRAD}:{_MAKES_PROLOGUE}", "bw_prologue_fn", since=(2, 13))
 #: The prologue that compiled autograd makes for the backward pass of a compiled graph.
 PROLOGUE = f"{_MAKES_PROLOGUE}.<locals>.{_PROLOGUE}"
-#: Globals of the code that AOTAutograd generates for a prologue: functions that it calls, ...
-PROLOGUE_CALLS, PROLOGUE_TANGENTS = Fields(
-    _WRITES_PROLOGUE, "_process_tangent_ _tangent_metas_", since=(2, 13)
-)
-#: ... and values in its error messages.
-PROLOGUE_MESSAGES = Fields(
-    _WRITES_PROLOGUE, "_tangent_descs_ _compile_id_ _stack_traces_", since=(2, 13)
+#: Globals of the code that AOTAutograd generates for a prologue: a function that it calls, its
+#: data, and values in error messages.
+PROLOGUE_CALLS, PROLOGUE_TANGENTS, *PROLOGUE_MESSAGES = Fields(
+    f"{_AOT}.runtime_wrappers:_codegen_backward_prologue",
+    "_process_tangent_ _tangent_metas_ _tangent_descs_ _compile_id_ _stack_traces_",
+    since=(2, 13),
 )
 
 # -- keys and entries of FX graphs
@@ -261,7 +256,6 @@ GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
 CURRENT_DEVICE = "default_cuda_device_index"
 #: The type of devices between which entries can move; AMD's devices have this type too.
 MOVABLE = "cuda"
-#: The prefix of the digest in the key of an FX graph.
 FX_PREFIX = "f"
 #: The function that a key's pickler uses to replace an object; it returns its argument.
 same = Internal[Callable[[object], object]](f"{_CODE}:_ident")
@@ -283,7 +277,6 @@ operator = AnyClass("torch._ops:OpOverload")
 operator_packet = AnyClass("torch._ops:OpOverloadPacket")
 higher_order_operator = AnyClass("torch._ops:HigherOrderOperator")
 operator_namespace = AnyClass("torch._ops:_OpNamespace")
-#: The existing higher-order operators, by name.
 higher_order_operators = Internal[dict[str, object]]("torch._ops:_higher_order_ops")
 #: Whether graphs with a higher-order operator may be cached; torch's checks read it.
 operator_cacheable = Predicate("torch._ops:HigherOrderOperator.cacheable")
@@ -291,7 +284,6 @@ operator_cacheable = Predicate("torch._ops:HigherOrderOperator.cacheable")
 custom_function = AnyObject("torch._functorch.autograd_function:autograd_function_apply")
 #: Whether graphs contain objects of a user's class directly.
 is_opaque_type = Predicate("torch._library.opaque_object:is_opaque_type")
-#: Inductor's replacement for sets.
 ordered_set = Internal[type[Collection[object]]]("torch.utils._ordered_set:OrderedSet")
 Fields("torch._ops:OpOverload", "py_kernels python_key_table functorch_table _schema tags")
 Fields("torch._ops:OpOverloadPacket", "overloads")
@@ -341,7 +333,6 @@ Fields(f"{PATTERN_MATCHER}:PatternEntry", "pattern extra_check")
 custom_backend_passes = Internal[Mapping[str, object]](f"{BACKENDS}:custom_backend_passes")
 device_codegens = Internal[Mapping[str, object]](f"{BACKENDS}:device_codegens")
 device_overrides = Internal[Mapping[str, object]](f"{BACKENDS}:device_op_overrides_dict")
-#: Imports and registers all backends; most are not needed.
 init_backends = AnyFunction(f"{_CODE}:init_backend_registration")
 choices = AnyObject("torch._inductor.virtualized:_choices")
 virtual = AnyObject("torch._inductor.virtualized:threadlocal")
@@ -368,7 +359,6 @@ compile_fx = AnyFunction(f"{_COMPILE}:compile_fx")
 compile_fx_inner = AnyFunction(f"{_COMPILE}:_compile_fx_inner")
 #: The function around it, which sets up a compile.
 compile_fx_graph = AnyFunction(f"{_COMPILE}:compile_fx_inner")
-#: Inductor's state of the current compile, with its fake mode.
 inductor_state = AnyObject("torch._inductor.virtualized:V")
 inductor_backend = AnyFunction("torch:_TorchCompileInductorWrapper", feature=BACKEND)
 cpp_wrapper_options = AnyFunction(f"{_COMPILE}:get_cpp_wrapper_config")
@@ -376,7 +366,6 @@ cpp_wrapper_options = AnyFunction(f"{_COMPILE}:get_cpp_wrapper_config")
 cache_dir = AnyFunction("torch._inductor.runtime.cache_dir_utils:cache_dir")
 #: Makes torch forget modules that it loaded from there, and their paths.
 clear_caches = AnyFunction("torch._inductor.utils:clear_caches", feature=LOCKDOWN)
-#: The function with which ``torch.compiler.load_cache_artifacts`` stores the artifacts.
 populate_caches = AnyFunction(
     "torch.compiler._cache:CacheArtifactManager.populate_caches", feature=LOCKDOWN
 )
@@ -400,24 +389,18 @@ KERNEL_ARGUMENTS = Fields(
 # -- Triton
 
 #: Writes the kernels of an entry to Triton's directory, and loads some of them from there.
-emit_triton_bundle = AnyFunction("torch._inductor.triton_bundler:TritonBundler.read_and_emit")
-#: Makes the bundle of a graph's kernels, once the graph is compiled.
-collect_triton_bundle = AnyFunction("torch._inductor.triton_bundler:TritonBundler.collect")
+emit_triton_bundle = AnyFunction(f"{_BUNDLER}.read_and_emit")
+collect_triton_bundle = AnyFunction(f"{_BUNDLER}.collect")
 triton_directory = AnyFunction("torch._inductor.runtime.runtime_utils:triton_cache_dir")
 triton_file_name = AnyFunction("torch._inductor.runtime.runtime_utils:triton_hash_to_path_key")
 #: Stores the fastest configuration of a kernel in a file beside its source.
 autotune_cache = AnyClass("torch._inductor.runtime.autotune_cache:AutotuneCache")
-LAUNCHED, AUTOTUNERS = Fields(
-    "torch._inductor.triton_bundler:TritonBundler",
-    "_winners _static_autotuners",
-    added={"_winners": (2, 12)},
-)
+LAUNCHED, AUTOTUNERS = Fields(_BUNDLER, "_winners _static_autotuners", added={"_winners": (2, 12)})
 #: The kernels that a compiled graph contained, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
 _TUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
 #: Attributes of a loaded autotuner that cannot be pickled.
 LAUNCHERS, RELOAD = Fields(_TUNER, "launchers _reload_kernel")
-#: A loaded kernel on the device.
 (ON_DEVICE,) = Fields(
     "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel", "function"
 )
@@ -463,16 +446,14 @@ NEW_SYMBOLS = "unbacked_bindings"
 
 # -- Dynamo
 
-#: Compiles a Python frame: its graphs, then its guards.
 compile_frame = AnyFunction("torch._dynamo.convert_frame:_compile")
 aot_module = AnyFunction("torch._dynamo.backends.common:aot_module_simplified")
 disable_dynamo = Internal[Function[Function[object]]]("torch._dynamo:disable")
 #: Drops what Dynamo has compiled for a code object; and the frame that it traces now.
 reset_code = AnyFunction("torch._C._dynamo.eval_frame:reset_code")
-translating = AnyObject("torch._dynamo.symbolic_convert:tls")
-(TRANSLATOR,) = Fields(
-    "torch._dynamo.symbolic_convert:InstructionTranslator.current_tx", "current_tx"
-)
+_TRANSLATION = "torch._dynamo.symbolic_convert"
+translating = AnyObject(f"{_TRANSLATION}:tls")
+(TRANSLATOR,) = Fields(f"{_TRANSLATION}:InstructionTranslator.current_tx", "current_tx")
 #: How Dynamo treats the frames of a code object, and those of the functions that it calls.
 set_strategy = AnyFunction("torch._C._dynamo.eval_frame:set_code_exec_strategy")
 frame_strategy = AnyClass("torch._C._dynamo.eval_frame:_FrameExecStrategy")

@@ -26,19 +26,22 @@ from tests.support.marks import nightly, selected, slow
 
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
-KINDS = ["training", "dynamic shapes", "triton autotune"]
-#: Kinds that are similar to those.
-MORE = [
-    *("inference", "split graphs", "triton kernel", "reductions", "combo kernels", "cpp wrapper"),
-    *("known kernel", "foreach", "flex attention", "combo blocks", "coordinate descent"),
-    *("triton op", "reduce overhead"),
+#: Kinds by how often they run: in make test, in make test-slow, and similar ones.
+OFTEN = ["training"]
+SLOW = [
+    *("dynamic shapes", "triton autotune", "split graphs", "triton kernel", "cpp wrapper"),
+    *("flex attention", "combo blocks", "coordinate descent", "triton op", "reduce overhead"),
 ]
+SIMILAR = ["inference", "reductions", "combo kernels", "known kernel", "foreach"]
+KINDS = [*OFTEN, *SLOW, *SIMILAR]
 
 
 def _marks(gpu: str, kind: str) -> Any:
     """Return the marks of the tests of a kind: those of an H100 and an MI300X run most often."""
-    levels = (gpu != "H100") + (kind in MORE) + 2 * (gpu in ("A100", "B200"))
-    return ((), slow, nightly, nightly, nightly)[levels]
+    levels = (
+        (gpu != "H100") + (kind in SLOW) + 2 * (kind in SIMILAR) + 2 * (gpu in ("A100", "B200"))
+    )
+    return ((), slow, *[nightly] * 4)[levels]
 
 
 EACH_GPU = pytest.mark.parametrize(
@@ -46,11 +49,7 @@ EACH_GPU = pytest.mark.parametrize(
 )
 EACH_KIND = pytest.mark.parametrize(
     ("rehearsal", "kind"),
-    [
-        pytest.param(gpu, kind, marks=_marks(gpu, kind))
-        for gpu in standin.GPUS
-        for kind in (*KINDS, *MORE)
-    ],
+    [pytest.param(gpu, kind, marks=_marks(gpu, kind)) for gpu in standin.GPUS for kind in KINDS],
     indirect=["rehearsal"],
 )
 OTHER = 3
@@ -60,6 +59,8 @@ TRACED = {"triton op"}
 KEEPS_DEVICE = {"cpp wrapper"}
 #: Kinds that call Triton for kernels again; Triton finds their files.
 CALLS_TRITON = {"triton kernel", "triton op", "triton autotune", "cpp wrapper"}
+#: Kinds that measure several configurations.
+MEASURES = {"training", "triton autotune", "combo blocks", "coordinate descent"}
 
 
 @dataclass
@@ -70,6 +71,14 @@ class Rehearsal:
     second: dict[str, Any]
     sections: list[bytes]
     places: list[str]
+
+
+def _run(root: Path, name: str, kinds: list[str], gpu: str = "H100", index: int = 0) -> Any:
+    """Run kinds on a machine; return the reports, and remove the machine."""
+    machine = standin.machine(root / name, gpu, index=index, S3CACHE_URL=remote_url(root))
+    reports = machine.run("tests.support.gpu.kinds:run", *kinds).result
+    shutil.rmtree(machine.root)
+    return reports
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +95,15 @@ def rehearsal(
 ) -> Rehearsal:
     gpu = request.param
     if gpu not in rehearsals:
-        rehearsals[gpu] = _rehearse(request, tmp_path_factory.mktemp(gpu), gpu)
+        chosen = selected(request, "kind", rehearsal=gpu)
+        kinds = [kind for kind in KINDS if kind in chosen]
+        rehearsals[gpu] = _rehearse(tmp_path_factory.mktemp(gpu), gpu, kinds)
     return rehearsals[gpu]
 
 
-def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal:
-    chosen = selected(request, "kind", rehearsal=gpu)
-    kinds = [each for each in (*KINDS, *MORE) if each in chosen]
-    reports = []
-    for name, index in ("first", 0), ("second", OTHER):
-        machine = standin.machine(root / name, gpu, index=index, S3CACHE_URL=remote_url(root))
-        reports.append(machine.run("tests.support.gpu.kinds:run", *kinds).result)
-        if name == "first":
-            shutil.rmtree(machine.root)
+def _rehearse(root: Path, gpu: str, kinds: list[str]) -> Rehearsal:
+    first = _run(root, "first", kinds, gpu)
+    second = _run(root, "second", kinds, gpu, OTHER)
     sections = []
     for path in filter(Path.is_file, (root / "remote").rglob("*")):
         try:
@@ -110,7 +115,6 @@ def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal
     assert torch is not None
     assert torch.origin is not None
     places = [str(root / "first"), sys.prefix, os.path.dirname(torch.origin), str(standin.TRITON)]
-    first, second = reports
     return Rehearsal(first, second, sections, places)
 
 
@@ -118,6 +122,7 @@ def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal
 def test_the_second_machine_assembles_and_measures_nothing(rehearsal: Rehearsal, kind: str) -> None:
     first, second = rehearsal.first[kind], rehearsal.second[kind]
     assert first["ptxas"] > 0
+    assert ("benchmark" in first) >= (kind in MEASURES)
     assert first["hits"] == first["fx hits"] == 0
     assert "ptxas" not in second
     assert "benchmark" not in second
@@ -139,14 +144,6 @@ def test_the_second_machine_runs_the_same_code_and_kernels(rehearsal: Rehearsal,
 
 
 @EACH_GPU
-def test_kernels_with_several_configurations_were_measured(rehearsal: Rehearsal) -> None:
-    measured = {kind for kind, counted in rehearsal.first.items() if "benchmark" in counted}
-    expected = {"training", "triton autotune", "combo blocks", "coordinate descent"}
-    assert measured >= expected & {*rehearsal.first}
-    assert "training" in measured
-
-
-@EACH_GPU
 def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -> None:
     assert rehearsal.sections
     for section in rehearsal.sections:
@@ -154,10 +151,28 @@ def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -
             assert place.encode() not in section
 
 
-@slow
-def test_a_whole_graph_saved_after_second_level_hits_serves_others(tmp_path: Path) -> None:
+@nightly
+def test_an_entry_made_on_one_device_equals_a_compile_on_another(tmp_path: Path) -> None:
+    kinds = ["training", "flex attention", "coordinate descent"]
+    moved = _rehearse(tmp_path / "moved", "H100", kinds).second
+    compiled = _run(tmp_path / "compiled", "other", kinds, index=OTHER)
+    for kind in kinds:
+        assert set(moved[kind]["code"]) <= set(compiled[kind]["code"]), kind
+        assert moved[kind]["launched"] == compiled[kind]["launched"], kind
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(["training"], marks=slow),
+        pytest.param(["combo blocks", "coordinate descent"], marks=nightly),
+    ],
+)
+def test_a_whole_graph_saved_after_second_level_hits_serves_others(
+    kinds: list[str], tmp_path: Path
+) -> None:
     """The second machine compiles nothing and saves the whole graph; the third machine hits it."""
-    kinds, reports = ["training", "combo blocks", "coordinate descent"], []
+    reports = []
     for name, whole_graphs in ("first", "0"), ("second", "1"), ("third", "1"):
         machine = standin.machine(tmp_path / name, S3CACHE_URL=remote_url(tmp_path))
         machine.environment["TORCHINDUCTOR_AUTOGRAD_CACHE"] = whole_graphs

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import s3cache
-from tests.hooks.graphs import damage
+from tests.hooks.graphs import remote_of
 from tests.hooks.jobs import account, machine_here
 from tests.hooks.switches import compiled
 from tests.support.watch import lowerings, processes
@@ -85,21 +85,17 @@ def rescaled(x: Any) -> Any:
 
 @torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
 def share_a_forward(url: str) -> dict[str, Any]:
-    """Run a forward alone, then both directions of a graph that has the same forward."""
+    """Run a forward alone, then both directions of a graph with the same forward; run it again."""
     lowered = lowerings()
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, "writer") as cache:
         torch.compile(scaled)(torch.ones(4, requires_grad=True))
         torch.compile(rescaled)(torch.ones(4, requires_grad=True)).sum().backward()
         cache.flush()
-        return {"lowered": len(lowered), "second": _second(cache)}
-
-
-@torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
-def use_the_forward(url: str) -> dict[str, Any]:
-    lowered = lowerings()
-    with s3cache.enabled(url) as cache:
+        found = {"lowered": len(lowered), "second": _second(cache)}
+    lowered.clear()
+    with machine_here(url, "reader"):
         torch.compile(scaled)(torch.ones(4, requires_grad=True))
-        return {"lowered": len(lowered), **account(cache)}
+    return {**found, "lowered again": len(lowered)}
 
 
 def _second(cache: Any) -> dict[str, int]:
@@ -121,13 +117,11 @@ def train(url: str) -> dict[str, Any]:
         right = compiled(6, grad=True) and compiled(8)
         cache.flush()
         requests = {verb: each.calls for verb, each in cache.stats().remote.items() if each.calls}
-        usage = cache.stats().local
         return {
             "right": right,
             "lowered": len(lowered),
             "second": _second(cache),
             "requests": requests,
-            "files": 0 if usage is None else usage.files,
             **account(cache),
         }
 
@@ -137,40 +131,10 @@ def at_both_levels(url: str, names: list[str]) -> dict[str, Any]:
     return {"trained": train(url), "ways": each_way(url, names)}
 
 
-DAMAGE = ("no kernel", "no pickle", "another type", "bad code", "bad guards")
-
-
-def damaged_and_replaced(url: str) -> list[dict[str, Any]]:
-    """Run a writer, a reader of damaged entries, and a reader of their replacements."""
-    remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
-    found = []
-    for name in ("writer", "reader", "third"):
-        with machine_here(url, name) as cache:
-            sizes = range(3, 3 + len(DAMAGE))
-            right = all(_runs(waved, grad=True, sizes=(size,)) for size in sizes)
-            cache.flush()
-            level = cache.stats().fx
-        paths = sorted(path for path in remote.rglob("*.*") if path.is_file())
-        found.append(
-            {
-                "right": right,
-                "hits": sum(level.hits.values()),
-                "misses": {str(reason): count for reason, count in level.misses.items()},
-                "saved": level.saved,
-                "files": {str(path): path.read_bytes().hex() for path in paths},
-            }
-        )
-        if name == "writer":
-            damage(dict(zip(map(str, paths), DAMAGE, strict=True)))
-            found[0]["files"] = {str(path): path.read_bytes().hex() for path in paths}
-    return found
-
-
-def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:
-    """Look a graph up twice on a second machine; at first, a file cannot be written.
+def without_room(url: str, torchs: bool) -> dict[str, Any]:
+    """Look a graph up twice on a second machine; at first, its disk is full.
 
     Args:
-        number: The system's error number.
         torchs: Fail one write of a file of torch; otherwise, fail for all temporary directories.
     """
     import tempfile
@@ -178,7 +142,7 @@ def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:
 
     from torch._inductor import codecache
 
-    refused = OSError(number, os.strerror(number))
+    refused = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write, refusals = codecache.write_atomic, [refused]
 
     def write_atomic(path: str, *args: Any, **kwargs: Any) -> Any:
@@ -194,8 +158,7 @@ def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:
     with machine_here(url, "writer") as cache:
         right = _runs(waved)
         cache.flush()
-    remote = Path(url.removeprefix("file://").partition("?")[0])
-    before = {path: path.read_bytes() for path in remote.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in remote_of(url).rglob("*") if path.is_file()}
     with machine_here(url, "full") as cache:
         with without:
             right &= _runs(waved)

@@ -15,17 +15,23 @@ from tests.support.forging import encoded
 
 KERNELS = ("cut short", "no symbol", "no kernel")
 ENTRIES = ("no pickle", "another type", "raises", "bad guards", "bad backward")
+#: The damage to entries of whole graphs and of FX graphs, by the first letter of their keys.
+DAMAGE = {
+    "a": (*KERNELS, *ENTRIES),
+    "f": ("no kernel", "no pickle", "another type", "bad code", "bad guards"),
+}
 
 
-def compile_one(name: str) -> bool:
-    """Compile the graph called ``name`` again; return whether it equals eager mode."""
+def compile_one(name: str, letter: str) -> bool:
+    """Compile the graph for a damage again; return whether it equals eager mode."""
     import torch
 
-    if name not in KERNELS:
+    if letter == "a" and name in ENTRIES:
         return compiled(4 + ENTRIES.index(name), grad=True)
     torch._dynamo.reset()
-    number = KERNELS.index(name)
-    x = torch.arange(20.0)
+    number = DAMAGE[letter].index(name)
+    # The backward of a graph at the second level never runs.
+    x = torch.arange(20.0, requires_grad=letter == "f")
 
     def function(x: Any) -> Any:
         return x.sin() + number
@@ -38,29 +44,34 @@ def remote_of(url: str) -> Path:
     return Path(url.removeprefix("file://").partition("?")[0]) / "objects"
 
 
-def _compile_all(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Compile every graph on a machine; return the counts, and the graph of each object."""
+def _compile_all(url: str, name: str, letter: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compile every graph on a machine; return the counts, and the damage for each object."""
     objects: dict[str, str] = {}
     with machine_here(url, name) as cache:
         wrong = []
-        for graph in (*KERNELS, *ENTRIES):
-            if not compile_one(graph):
+        for graph in DAMAGE[letter]:
+            if not compile_one(graph, letter):
                 wrong.append(graph)
             cache.flush()
-            for path in remote_of(url).rglob("a*.*"):  # whole graphs
+            for path in remote_of(url).rglob(f"{letter}*.*"):
                 objects.setdefault(str(path), graph)
-        return {**account(cache), "wrong": wrong}, objects
+        fx = cache.stats().fx
+        halves = {
+            "hits": sum(fx.hits.values()),
+            "misses": {str(r): n for r, n in fx.misses.items()},
+        }
+        return {**account(cache), "wrong": wrong, "fx": {**halves, "saved": fx.saved}}, objects
 
 
-def damaged_and_replaced(url: str) -> dict[str, Any]:
+def damaged_and_replaced(url: str, letter: str) -> dict[str, Any]:
     """Run a writer, a reader of damaged entries, and a reader of their replacements."""
-    writer, objects = _compile_all(url, "writer")
+    writer, objects = _compile_all(url, "writer", letter)
     damage(objects)
     bad = {path: Path(path).read_bytes() for path in objects}
-    reader, _ = _compile_all(url, "reader")
+    reader, _ = _compile_all(url, "reader", letter)
     replaced = all(Path(path).read_bytes() != content for path, content in bad.items())
     os.environ["PATH"] = ""  # no compiler
-    third, _ = _compile_all(url, "third")
+    third, _ = _compile_all(url, "third", letter)
     return {"writer": writer, "reader": reader, "third": third, "replaced": replaced}
 
 

@@ -112,8 +112,9 @@ def _is_same(one: list[Any], other: list[Any]) -> bool:
 
 
 @torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
-def calls(
+def _calls(
     url: str,
+    at: str,
     program: str,
     *,
     grad: bool = False,
@@ -128,16 +129,16 @@ def calls(
     """Break the entries of a program, and call it on two other machines; return the outcomes."""
     function = globals()[program]
     calm = _call(torch.compile(function, backend="aot_eager"), grad=grad)
-    with machine_here(url, "writer", **options | {"mode": "read-write"}) as cache:
+    with machine_here(url, f"{at}/writer", **options | {"mode": "read-write"}) as cache:
         expected = _call(torch.compile(function), grad=grad)
         cache.flush()
     found: dict[str, Any] = {"right": _is_same(calm, expected) or program == "random"}
-    found["broken"] = _break(url, kinds=kinds, backward=backward, line=line, last=last)
+    assert _break(url, kinds=kinds, backward=backward, line=line, last=last)
     before = {path: path.read_bytes() for path in remote_of(url).rglob("*.*")}
     warnings = log_records()
     for name in machines:
         warnings.clear()
-        with machine_here(url, name, **options) as cache:
+        with machine_here(url, f"{at}/{name}", **options) as cache:
             compiled, outcomes = torch.compile(function), list[Any]()
             for _ in range(3):
                 torch.manual_seed(0)
@@ -158,8 +159,11 @@ def calls(
     return found
 
 
-def calls_with(url: str, program: str, options: dict[str, Any]) -> dict[str, Any]:
-    return calls(url, program, **options)
+def calls_of(url: str, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        name: _calls(f"{url}/{number}?create=1", str(number), **options)
+        for number, (name, options) in enumerate(cases.items())
+    }
 
 
 def _break(url: str, *, kinds: Sequence[str], backward: bool, line: str, last: bool) -> int:

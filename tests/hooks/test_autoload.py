@@ -125,10 +125,10 @@ _NOT: dict[str, Any] = {"url": None, "mode": None, "in_torch": False, "awaited":
     ("before", "after", "variables", "expected"),
     [
         (_ASKED, "", {}, {"url": "memory://one", **_ON}),
-        (_OTHER, "", {}, {"url": "memory://other", **_ON}),
+        pytest.param(_OTHER, "", {}, {"url": "memory://other", **_ON}, marks=nightly),
         pytest.param("", _OTHER, {}, {"url": "memory://other", **_ON}, marks=nightly),
         ("", f"{_ASKED}; s3cache.disable()", {}, _NOT),
-        ("", "", {"S3CACHE_AUTOLOAD": "no"}, _NOT),
+        pytest.param("", "", {"S3CACHE_AUTOLOAD": "no"}, _NOT, marks=nightly),
         pytest.param(
             *("", "", {"S3CACHE_MODE": "off"}, {"url": "memory://one", **_ON, "mode": "off"}),
             marks=nightly,

@@ -53,11 +53,9 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
 
 def test_a_whole_graph_leaves_the_fx_entries_that_it_shares_with_other_graphs(site: Site) -> None:
     """The forward of one graph is saved alone; another graph hits it and is saved as a whole."""
-    shared = site.machine("writer").run("fx_programs:share_a_forward", site.url)
-    assert shared["lowered"] == 2
-    assert shared["second"]["hits"] == 1
-    reader = site.machine("reader").run("fx_programs:use_the_forward", site.url)
-    assert reader["lowered"] == 0
+    shared = site.machine("one").run("fx_programs:share_a_forward", site.url)
+    assert (shared["lowered"], shared["second"]["hits"]) == (2, 1)
+    assert shared["lowered again"] == 0
 
 
 def _kinds(site: Site) -> list[str]:
@@ -67,16 +65,13 @@ def _kinds(site: Site) -> list[str]:
 @slow
 def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
     """Missing kernels, invalid pickles, guards and code that fail."""
-    writer, reader, third = site.machine("one").run("fx_programs:damaged_and_replaced", site.url)
-    count = len(writer["files"])
-    assert writer["right"]
-    assert reader["right"]
-    assert reader["hits"] == 0
-    assert reader["misses"] == {"corrupt": count}
-    assert reader["saved"] == count
-    assert all(reader["files"][path] != bad for path, bad in writer["files"].items())
-    assert third["right"]
-    assert (third["hits"], third["misses"]) == (count, {})
+    ran = site.machine("one").run("graphs:damaged_and_replaced", site.url, "f")
+    writer, reader, third = (ran[name] for name in ("writer", "reader", "third"))
+    assert writer["wrong"] == reader["wrong"] == third["wrong"] == []
+    assert writer["fx"] == {"hits": 0, "misses": {"absent": 5}, "saved": 5}
+    assert reader["fx"] == {"hits": 0, "misses": {"corrupt": 5}, "saved": 5}
+    assert ran["replaced"]
+    assert third["fx"] == {"hits": 5, "misses": {}, "saved": 0}
 
 
 @slow

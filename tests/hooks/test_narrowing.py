@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from s3cache import entries, frame
@@ -18,6 +18,18 @@ from s3cache.store import open_store
 from tests.hooks.jobs import machine_here
 from tests.support.caching import existing
 from tests.support.machines import Machine
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what each job found; one process runs them all."""
+    root = tmp_path_factory.mktemp("machine")
+    return Machine(root).run(f"{__name__}:_found", str(root), server=0).result
+
+
+def _found(root: str) -> dict[str, Any]:
+    jobs = {"sizes": _sizes_inside, "error": _fails_then_works, "recache": _replaced}
+    return {name: job(f"file://{root}/{name}?create=1") for name, job in jobs.items()}
 
 
 def _sizes_inside(url: str) -> list[int]:
@@ -41,11 +53,9 @@ def _sizes_inside(url: str) -> list[int]:
     return found
 
 
-def test_knowledge_of_sizes_inside_a_subclass_is_in_the_key(tmp_path: Path) -> None:
+def test_knowledge_of_sizes_inside_a_subclass_is_in_the_key(found: Any) -> None:
     """Both branches have one graph: machines that take the same branch share it, others do not."""
-    url = f"file://{tmp_path}/remote?create=1"
-    job = f"{__name__}:_sizes_inside"
-    assert Machine(tmp_path / "machine").run(job, url, server=0).result == [0, 0, 1]
+    assert found["sizes"] == [0, 0, 1]
 
 
 # -- a compile that ends in an error
@@ -77,12 +87,9 @@ def _fails_then_works(url: str) -> list[Any]:
     return found
 
 
-def test_a_compile_that_ends_in_an_error_is_not_saved(tmp_path: Path) -> None:
+def test_a_compile_that_ends_in_an_error_is_not_saved(found: Any) -> None:
     """Dynamo checks the bounds of sizes after the backend has compiled the graph."""
-    url = f"file://{tmp_path}/remote?create=1"
-    job = f"{__name__}:_fails_then_works"
-    found = Machine(tmp_path / "machine").run(job, url, server=0).result
-    assert found == [["ConstraintViolationError", 0], ["", 1]]
+    assert found["error"] == [["ConstraintViolationError", 0], ["", 1]]
 
 
 # -- recache
@@ -138,11 +145,9 @@ def _planted(entry: Frame) -> bytes:
     )
 
 
-def test_recache_replaces_every_variant_that_would_be_used(tmp_path: Path) -> None:
+def test_recache_replaces_every_variant_that_would_be_used(found: Any) -> None:
     """Other machines use the new entry. One for other sizes stays beside it."""
-    job, url = f"{__name__}:_replaced", f"file://{tmp_path}/remote?create=1"
-    found = Machine(tmp_path / "machine").run(job, url, server=0).result
-    assert found == [
+    assert found["recache"] == [
         [0, [False]],  # and then it is planted
         [0, [False, False]],
         [1, [False, False]],

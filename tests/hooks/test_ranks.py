@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ import torch.distributed as dist
 
 from s3cache.insight import trace
 from s3cache.records import Run, in_jobs, recorded
-from s3cache.torch_api import internals
+from s3cache.torch_api import installed_release, internals
 from tests.hooks.distributed import WAYS
 from tests.support.marks import cases, selected, slow
 from tests.support.sites import Site
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.needs("ranks", "single_flight")]
-
-TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 
 # -- jobs
@@ -54,7 +51,7 @@ def test_ranks_decide_together_under_each_option(
     module, _, name = option.partition(":")
     with importlib.import_module(module).patch({name: True}):
         assert internals.hits_need_agreement()
-        if TORCH >= (2, 15):  # with this option, torch's own lookups agree
+        if installed_release() >= (2, 15):  # with this option, torch's own lookups agree
             with functorch.patch({"_sync_cache_decision_cross_ranks": True}):
                 assert not internals.hits_need_agreement()
         monkeypatch.setattr(dist, "get_world_size", lambda: 1)
@@ -135,7 +132,9 @@ def trained(
 
 
 @slow
-@pytest.mark.parametrize("way", cases(WAYS, slow_ones=set(WAYS) - {"plain"}))
+@pytest.mark.parametrize(
+    "way", cases(WAYS, nightly_ones={"dynamic sizes", "unused parameters", "compiled inside"})
+)
 def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, Any]]]) -> None:
     cold, warm = (seen[way] for seen in trained[1])
     assert cold["saved"] > 1  # DDPOptimizer has split the model

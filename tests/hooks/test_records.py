@@ -283,8 +283,9 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
         logged = {"miss": " (absent)", "hit": " (remote), "}[outcome]
         assert re.search(rf"\] {outcome} \w+{re.escape(logged)}", ran["stderr"])  # TORCH_LOGS
         lines = traced(folder)
-        artifacts = [line["artifact"]["name"] for line in lines if "artifact" in line]
-        assert f"aotautograd_cache_{outcome}" in artifacts
+        artifacts = {line["artifact"]["name"]: line for line in lines if "artifact" in line}
+        about = json.loads(artifacts[f"aotautograd_cache_{outcome}"]["payload"])
+        assert is_miss or (about["key"][0] == "a" and about["time_saved_ms"] > 0)
         events = ended(lines)
         whole = [("s3cache.lookup", "aot", outcome)]
         if is_miss:  # the FX graph is looked up and saved before the whole graph

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.route import Route, routes
-from tests.support.marks import slow
+from tests.support.marks import nightly
 
 pytestmark = pytest.mark.timeout(900)
 
 
-@slow
+@nightly
 def test_a_hit_and_a_miss_run_through_few_files_of_the_core() -> None:
     """A reader who follows a lookup opens these files; ``make route`` prints them."""
     found = routes()

@@ -9,7 +9,8 @@ import torch
 
 import s3cache
 from s3cache import frame
-from tests.support.marks import slow
+from tests.hooks.jobs import machine_here
+from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,20 +89,20 @@ def test_switches_of_torchs_remote_caches(site: Site) -> None:
 
 def test_a_program_that_must_not_compile_ends_at_its_first_miss(site: Site) -> None:
     """The error names the graph, the nearest entry, and the difference."""
-    first = site.machine("first").run("test_switches:step", site.url, [8], "wait")
-    assert isinstance(first[0], float)
-    found, missed = site.machine("second").run("test_switches:step", site.url, [8, 24], "error")
-    assert found == first[0]
+    calls = ([8], "wait"), ([8, 24], "error")
+    (first,), (found, missed) = site.machine("one").run("test_switches:steps", site.url, calls)
+    assert isinstance(first, float)
+    assert found == first
     assert "on_miss is error" in missed
     assert "test_switches.py:" in missed
     assert "nearest:" in missed
     assert "24" in missed
 
 
-@slow
+@nightly
 def test_the_error_names_the_operator_that_differs(site: Site) -> None:
-    site.machine("first").run("test_switches:step", site.url, [8], "compile")
-    (other,) = site.machine("second").run("test_switches:step", site.url, [8], "error", "tan")
+    calls = ([8], "compile"), ([8], "error", "tan")
+    _, (other,) = site.machine("one").run("test_switches:steps", site.url, calls)
     assert "tan" in other
     assert len(site.entries()) == 1
 
@@ -109,11 +110,16 @@ def test_the_error_names_the_operator_that_differs(site: Site) -> None:
 # -- a program that must not compile: ``on_miss=error``
 
 
+def steps(url: str, calls: list[list[Any]]) -> list[list[Any]]:
+    """Run each call of :func:`step` on a machine of its own."""
+    return [step(url, f"{number}", *call) for number, call in enumerate(calls)]
+
+
 @torch._inductor.config.patch(fallback_by_default=True)  # so that no C++ is compiled
-def step(url: str, sizes: list[int], on_miss: str, operator: str = "sin") -> list[Any]:
+def step(url: str, name: str, sizes: list[int], on_miss: str, operator: str = "sin") -> list[Any]:
     """Run a training step of each size; return the sum of its gradient, or its error."""
     found: list[Any] = []
-    with s3cache.enabled(url, on_miss=on_miss) as cache:  # type: ignore[arg-type]
+    with machine_here(url, name, on_miss=on_miss) as cache:
 
         @torch.compile(dynamic=False)
         def function(x: Any) -> Any:

@@ -7,13 +7,13 @@ import contextlib
 import json
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor import remote_cache
 
 import s3cache
 from s3cache import frame
@@ -30,13 +30,6 @@ pytestmark = pytest.mark.timeout(900)
 
 KEY, STRANGER = generate("ci"), generate("ci")
 TRUSTING = {"S3CACHE_TRUSTED_KEYS": KEY.public_text()}
-# torch keeps profiles of jobs that have a name.
-JOB = {"TORCH_COMPILE_JOB_ID": "job"}
-REMOTE = {
-    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
-    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
-    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1",
-}
 TORCHS = ("usual", "lacks a name", "too old")
 SIGNING = {"S3CACHE_SIGNING_KEY": KEY.secret_text()}
 
@@ -68,8 +61,8 @@ class OpensFile:
 
 def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
     """Return a machine with files of an earlier compile; each now makes ``trace`` if it is used."""
-    machine = site.machine("target", S3CACHE_LOCAL="no", **JOB)
-    machine.run("test_trusted:waving", site.url)
+    machine = site.machine("target", S3CACHE_LOCAL="no")
+    machine.run("test_trusted:waving", site.url, True)
     library = _evil_library(tmp_path, trace)
     kinds = set()
     for path in (machine.root / "inductor").rglob("*"):
@@ -90,10 +83,10 @@ def replace_by_evil(path: Path, trace: Path, library: bytes) -> None:
     path.write_bytes(evil.get(path.suffix) or plain_evil_pickle(trace))
 
 
-def run_planted(machine: Machine, job: str, *arguments: str, **environment: str) -> None:
+def run_planted(machine: Machine, job: str, *arguments: object) -> None:
     """Run a job; planted code may end its program."""
     with contextlib.suppress(ProgramError):
-        machine.run(job, *arguments, **environment)
+        machine.run(job, *arguments)
 
 
 @slow
@@ -122,19 +115,17 @@ def test_planted_artifacts_of_torch_run_nothing(site: Site, tmp_path: Path) -> N
     """Loading them unpickles graphs with Triton kernels, and profiles a little later."""
     artifacts, evil, trace = (str(tmp_path / name) for name in ("artifacts", "evil", "betrayed"))
     betraying = plain_evil_pickle(Path(trace)).hex()
-    exporter = site.machine("exporter", S3CACHE_LOCAL="no", **JOB)
-    exporter.run("test_trusted:compiled", site.url, "", artifacts)
-    kinds = exporter.run("test_trusted:poisoned", artifacts, evil, betraying)
+    exporter = site.machine("exporter", S3CACHE_LOCAL="no")
+    kinds = exporter.run("test_trusted:poisoned", site.url, artifacts, evil, betraying)
     assert {"aot_autograd", "pgo"} <= set(kinds)
     nothing = f"file://{tmp_path}/nothing?create=1"
-    bundling = {"TORCHINDUCTOR_BUNDLE_TRITON_INTO_FX_GRAPH_CACHE": "1", **JOB}
-    target = site.machine("target", **bundling, **TRUSTING)
-    assert target.run("test_trusted:loaded", nothing, evil)["loaded"] == {}
-    assert target.run("test_trusted:loaded", "", evil, S3CACHE_URL=nothing)["loaded"] == {}
+    target = site.machine("target", **TRUSTING)
     found = target.run("test_trusted:compiled", nothing, evil)
-    assert found["misses"] == {"absent": 1}
+    assert (found["loaded"], found["misses"]) == ({}, {"absent": 1})
+    careless = site.machine("careless")
+    assert target.run("test_trusted:loaded", evil, S3CACHE_URL=nothing)["loaded"] == {}
     assert not Path(trace).exists()
-    run_planted(site.machine("careless", **bundling), "test_trusted:compiled", nothing, evil)
+    run_planted(careless, "test_trusted:compiled", nothing, evil)
     assert Path(trace).exists()  # without a trusted key, it runs
 
 
@@ -148,7 +139,7 @@ def test_no_file_of_an_earlier_run_and_no_remote_cache_of_torch_is_used(
     content = base64.b64encode(plain_evil_pickle(trace)).decode()
     machine = planted(site, tmp_path, trace)
     nothing = f"file://{tmp_path}/nothing?create=1"
-    found = machine.run("test_trusted:served", nothing, content, torchs, **REMOTE, **TRUSTING)
+    found = machine.run("test_trusted:served", nothing, content, torchs, True, **TRUSTING)
     assert not trace.exists()
     if torchs == "usual":
         assert found["misses"] == {"absent": 1}
@@ -156,8 +147,7 @@ def test_no_file_of_an_earlier_run_and_no_remote_cache_of_torch_is_used(
         assert (found["saved"], found["asked"]) == (0, 0)
         assert found["stderr"].count("it compiles without a cache") == 1
     # Without a trusted key, it runs: from the remote cache, or from files if that is off.
-    remote = REMOTE if torchs == "usual" else {}
-    run_planted(machine, "test_trusted:served", nothing, content, torchs, **remote)
+    run_planted(machine, "test_trusted:served", nothing, content, torchs, torchs == "usual")
     assert trace.exists()
 
 
@@ -240,19 +230,29 @@ def product(x: Any, y: Any) -> Any:
     return (x @ y).t()
 
 
-def waving(url: str) -> dict[str, Any]:
-    """Compile ``waved``; return the counts."""
+def waving(url: str, named: bool = False) -> dict[str, Any]:
+    """Compile ``waved``, in a job with a name if ``named``; return the counts."""
+    if named:
+        _name_job()
     return compiled(url, program=waved)
 
 
-def served(url: str, content: str, torchs: str) -> dict[str, Any]:
-    """Compile with this torch; its remote caches answer with ``content``."""
+def _name_job() -> None:
+    torch.compiler.config.job_id = "job"  # torch keeps profiles of jobs that have a name
+
+
+def served(url: str, content: str, torchs: str, remote: bool) -> dict[str, Any]:
+    """Compile with this torch; its remote caches, if they are on, answer with ``content``."""
     _serve(content)
+    if remote:
+        torch._inductor.config.fx_graph_remote_cache = True
+        torch._functorch.config.enable_remote_autograd_cache = True
+        torch._dynamo.config.automatic_dynamic_remote_pgo = True
     if torchs == "lacks a name":
         vars(internals)["clear_caches"] = Internal("torch._guards:nonsense")
     elif torchs == "too old":
         internals.OLDEST = (99, 0)
-    return {**waving(url), "asked": len(_asked)}
+    return {**waving(url, True), "asked": len(_asked)}
 
 
 def compiled(
@@ -264,10 +264,10 @@ def compiled(
         artifacts: A file with torch's artifacts to load before.
         export: A file for torch's artifacts afterwards.
     """
+    if artifacts or export:
+        _name_job()
     with s3cache.enabled(url) as cache:
-        if artifacts:
-            with open(artifacts, "rb") as file:
-                torch.compiler.load_cache_artifacts(file.read())
+        seen = loaded(artifacts) if artifacts else {}
         x = torch.arange(9.0).reshape(3, 3)
         assert torch.allclose(torch.compile(program)(x, x), program(x, x))
         assert cache.flush(30).complete
@@ -276,7 +276,7 @@ def compiled(
             assert saved is not None
             with open(export, "wb") as file:
                 file.write(saved[0])
-        return {**account(cache), "refused": dict(cache.stats().refused)}
+        return {**account(cache), "refused": dict(cache.stats().refused), **seen}
 
 
 def from_each(urls: list[str]) -> list[dict[str, Any]]:
@@ -288,8 +288,9 @@ def from_each(urls: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
+def poisoned(url: str, artifacts: str, into: str, evil: str) -> list[str]:
     """Put ``evil`` into each of torch's artifacts that is a pickle; return their kinds."""
+    compiled(url, export=artifacts)
     from torch.compiler._cache import CacheArtifactManager, _serialize_single_cache
     from torch.utils._appending_byte_serializer import AppendingByteSerializer
 
@@ -307,17 +308,11 @@ def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
     return sorted(found)
 
 
-def loaded(url: str, artifacts: str) -> dict[str, Any]:
-    """Load artifacts before any compile; return the outcome. ``url`` is "" for no cache."""
-    with s3cache.enabled(url) if url else contextlib.nullcontext():
-        with open(artifacts, "rb") as file:
-            data = file.read()
-        try:
-            info = torch.compiler.load_cache_artifacts(data)
-        except Exception as exc:
-            return {"failed": str(exc)}
-        assert info is not None
-        return {"loaded": dict(info.artifacts)}
+def loaded(artifacts: str) -> dict[str, Any]:
+    """Load artifacts before any compile; return their names."""
+    with open(artifacts, "rb") as file:
+        info = torch.compiler.load_cache_artifacts(file.read())
+    return {"loaded": dict(info.artifacts) if info else None}
 
 
 _asked: list[str] = []
@@ -337,8 +332,7 @@ def _serve(content: str) -> None:
         def set(self, key: str, value: bytes) -> None:
             pass
 
-    module = ModuleType("redis")
-    errors = {"ConnectionError": ConnectionError, "exceptions": ModuleType("redis.exceptions")}
-    vars(module).update(Redis=Redis, **errors)
-    vars(errors["exceptions"]).update(ConnectionError=ConnectionError)
-    sys.modules["redis"] = module
+    module, exceptions = ModuleType("redis"), ModuleType("redis.exceptions")
+    vars(exceptions)["ConnectionError"] = ConnectionError
+    vars(module).update(Redis=Redis, ConnectionError=ConnectionError, exceptions=exceptions)
+    vars(remote_cache)["redis"] = module

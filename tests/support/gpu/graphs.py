@@ -1,6 +1,7 @@
 """The kinds of graphs that are compiled for a GPU: each function compiles and runs one or several.
 
-A process imports this module after it has got its GPUs (:mod:`tests.support.gpu.kinds`).
+A process imports this module, and Triton, after it has got its GPUs
+(:mod:`tests.support.gpu.kinds`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._inductor.compile_fx import compile_fx
 from torch.nn.attention import flex_attention as flex
@@ -46,22 +49,56 @@ def dynamic_shapes() -> None:
         compiled(torch.randn(rows, 64))
 
 
-def triton_kernel() -> None:
-    from tests.support.gpu import kernels
+# -- kernels as users write them
 
-    torch.compile(kernels.add)(torch.randn(1000), torch.randn(1000))
+
+@triton.jit
+def add_kernel(a, b, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    held = i < n
+    tl.store(out + i, tl.load(a + i, mask=held) + tl.load(b + i, mask=held), mask=held)
+
+
+def add(a: Any, b: Any) -> Any:
+    out = torch.empty_like(a)
+    add_kernel[(triton.cdiv(a.numel(), 256),)](a, b, out, a.numel(), BLOCK=256)
+    return out.relu()
+
+
+tuned_kernel = triton.autotune(
+    [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((128, 2), (512, 4))],
+    key=["n"],
+)(add_kernel)
+
+
+def add_tuned(a: Any, b: Any) -> Any:
+    out = torch.empty_like(a)
+    n = a.numel()
+    tuned_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](a, b, out, n)
+    return out.relu()
+
+
+@torch.library.triton_op("s3cache_tests::double", mutates_args={})
+def double(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    kernel = torch.library.wrap_triton(add_kernel)
+    kernel[(triton.cdiv(x.numel(), 128),)](x, x, out, x.numel(), BLOCK=128)
+    return out
+
+
+def triton_kernel() -> None:
+    torch.compile(add)(torch.randn(1000), torch.randn(1000))
 
 
 def triton_op() -> None:
-    from tests.support.gpu import kernels
-
-    torch.compile(lambda x: kernels.double(x).relu())(torch.randn(1000))
+    torch.compile(lambda x: double(x).relu())(torch.randn(1000))
 
 
 def triton_autotune() -> None:
-    from tests.support.gpu import kernels
+    torch.compile(add_tuned)(torch.randn(1000), torch.randn(1000))
 
-    torch.compile(kernels.add_tuned)(torch.randn(1000), torch.randn(1000))
+
+# -- other kinds
 
 
 def flex_attention() -> None:

@@ -28,22 +28,6 @@ def run(*names: str) -> dict[str, Any]:
     return reports
 
 
-def devices() -> dict[str, Any]:
-    """Return what torch reports about the GPUs."""
-    standin.install()
-    import torch
-
-    with standin.tensors():
-        return {
-            "count": torch.cuda.device_count(),
-            "current": torch.cuda.current_device(),
-            "name": torch.cuda.get_device_name(),
-            "capability": torch.cuda.get_device_capability(),
-            "multiprocessors": torch.cuda.get_device_properties().multi_processor_count,
-            "tensor": str(torch.ones(2, device="cuda").device),
-        }
-
-
 def _report(cache: Any, kind: Callable[[], None]) -> dict[str, Any]:
     import torch
     from torch._dynamo.utils import counters
