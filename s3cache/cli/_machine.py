@@ -247,17 +247,16 @@ def report(
         processes = f", {processes_in_words(job)}" if len(job) > 1 or job[0].process else ""
         count = sum(insight.is_counted(record) for process in job for record in process.records)
         out.line(f"{job[0].name}: {job[0].program}{processes}, {counted(count, 'lookup')}")
-    rows = [(insight.name_of(*which), str(count)) for which, count in totals.outcomes.items()]
-    out.table(["outcome", ">lookups"], rows)
+    rows = ((insight.name_of(*which), count) for which, count in totals.outcomes.items())
+    out.table([("outcome", "lookups"), *rows])
     rate = "" if totals.hit_rate is None else f"{totals.hit_rate:.0%} of lookups hit; "
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
-    lines = [*totals.in_words, footer(totals.codes)]
     if totals.unused:
         unused = f"{counted(totals.unused, 'entry', 'entries')} of {size_text(totals.unused_bytes)}"
-        lines.insert(0, f"fetched and not used: {unused}")
-    for line in filter(None, lines):
+        out.line(f"fetched and not used: {unused}")
+    for line in filter(None, (*totals.in_words, footer(totals.codes))):
         out.line(line)
 
 

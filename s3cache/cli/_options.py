@@ -6,7 +6,7 @@ import inspect
 import json as json_of
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -65,34 +65,12 @@ class Output:
         if not self.json:
             sys.stderr.write(f"{printable(text)}\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Write aligned rows, below the names of the columns if there are any.
-
-        Columns with names that begin with ``>`` are aligned to the right.
-        """
-        head = [[name.lstrip(">") for name in columns]] if columns else []
-        cells = [[printable(str(cell)) for cell in row] for row in (*head, *rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        sides = [">" if name.startswith(">") else "<" for name in columns] or ["<"] * len(widths)
-        for row in cells:
-            shown = map("{:{}{}}".format, row, sides, widths)
-            sys.stdout.write("  ".join(shown).rstrip() + "\n")
-
-    @contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[int], None]]:
-        """Count on standard error, if it is a terminal; yield a function that adds to the count."""
-        done, is_shown = 0, not self.json and sys.stderr.isatty()
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            if is_shown:
-                sys.stderr.write(f"{done} {what}\r")
-                sys.stderr.flush()
-
-        yield advance
-        if is_shown:
-            sys.stderr.write("\x1b[K")  # clear the line
+    def table(self, rows: Iterable[tuple[str, object]]) -> None:
+        """Write rows of two aligned cells."""
+        cells = [(printable(name), printable(str(value))) for name, value in rows]
+        width = max(len(name) for name, _ in cells)
+        for name, value in cells:
+            sys.stdout.write(f"{name:{width}}  {value}".rstrip() + "\n")
 
 
 def json_text(value: object) -> str:
@@ -303,9 +281,20 @@ def work_on(
     scan: manage.Scan,
     work: Callable[..., Coroutine[Any, Any, manage.BatchResult]],
 ) -> manage.BatchResult:
-    """Call ``work`` on the entries of a scan, and count those that are ``what``."""
-    with out.progress(what) as advance:
-        return until_done(work(scan, advance=advance))
+    """Call ``work`` on the entries of a scan; count those that are ``what`` on a terminal."""
+    done, is_shown = 0, not out.json and sys.stderr.isatty()
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if is_shown:
+            sys.stderr.write(f"{done} {what}\r")
+            sys.stderr.flush()
+
+    result = until_done(work(scan, advance=advance))
+    if is_shown:
+        sys.stderr.write("\x1b[K")  # clear the line
+    return result
 
 
 def note_missing(out: Output, scan: manage.Scan) -> int:

@@ -1,9 +1,7 @@
 """Run a program in child processes, and follow it through the records that they write.
 
-:func:`check_program` finds out which graphs of a program can be cached. :func:`warm` runs a job
-until the remote has all entries that it compiles. Both read the lookups that the processes record
-in the local tier (:mod:`s3cache.records`), and their progress, which
-:data:`s3cache.settings.WATCHED` turns on.
+:func:`check_program` and :func:`warm` read the lookups that the processes record in the local tier
+(:mod:`s3cache.records`), and their progress, which :data:`s3cache.settings.WATCHED` turns on.
 """
 
 from __future__ import annotations
@@ -35,11 +33,9 @@ from s3cache.torch_api import installed_version, internals
 End: TypeAlias = Literal["itself", "quiet", "graphs", "timeout", "interrupted"]
 
 _POLL_S = 0.5
-_TERMINATE_S = 30.0
-_STDERR = 2
+_TERMINATE_S = _CALL_S = 30.0
 # A graph that missed and is not saved within this many quiet times is given up.
 _UNSAVED_FACTOR = 10
-_CALL_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,8 @@ def _watch(
 ) -> tuple[End, _Look]:
     """Run a command as one job with the cache on in all processes; return how it ended.
 
-    ``enough`` is called with the records every half second, and once after the command has ended;
-    it returns a reason to end the job, or None. Remaining processes get SIGTERM, and SIGKILL after
-    half a minute.
+    ``enough`` is called with the records every half second, and once after the end; it returns a
+    reason to end the job, or None. Remaining processes get SIGTERM, and SIGKILL 30 seconds later.
     """
     switches = ("S3CACHE_AUTOLOAD", "S3CACHE_RECORD", WATCHED)
     added = {"S3CACHE_LOCAL_DIR": root, **dict.fromkeys(switches, "1")}
@@ -110,7 +105,7 @@ def _watch(
         process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
             command,
             env={**environment, **added},
-            stdout=_STDERR if to_stderr else None,
+            stdout=2 if to_stderr else None,
             start_new_session=True,
         )
     except OSError as exc:
@@ -151,11 +146,8 @@ def check_program(
 
     The run ends ``quiet_s`` after the last compile, after lookups of ``graphs`` graphs, or after
     ``timeout_s``; each may be infinite. The program compiles as usual, with a temporary local tier
-    as its cache: every graph is saved, or has the reasons why it is not.
-
-    Raises:
-        UnsupportedTorchError: this torch is not supported, so nothing would be cached.
-        ConfigError: the program cannot be run.
+    as its cache: every graph is saved, or has the reasons why it is not. Raises
+    UnsupportedTorchError if nothing would be cached, ConfigError if the program cannot be run.
     """
     if not internals.is_supported():
         raise UnsupportedTorchError(
@@ -194,21 +186,21 @@ def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
         else:
             messages = tuple(reason.get("message", "") for reason in record.reasons)
             by_graph[record.key or (record.where, messages)].append(record)
-
-    def graph_of(first: Record, times: int) -> Graph:
+    graphs = []
+    for first, *others in by_graph.values():
         size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
         refusal = refused.get(first.key)
         reasons: Any = (refusal or first).reasons
-        return Graph(
+        graph = Graph(
             nodes=int(size[1]) if size else 0,
             key=None if refusal else first.key or None,
             components={name: Component(*pair) for name, pair in first.components.items()},
             reasons=tuple(BypassReason(**reason) for reason in reasons),
             where=first.where,
-            times=times,
+            times=1 + len(others),
         )
-
-    return tuple(graph_of(equal[0], len(equal)) for equal in by_graph.values())
+        graphs.append(graph)
+    return tuple(graphs)
 
 
 def warm(
@@ -223,15 +215,11 @@ def warm(
 
     That is when it has compiled nothing for ``quiet_s`` after a lookup, and all missed graphs are
     saved and uploaded. ``environments`` yield more environment variables, or ``None`` for those
-    that the job must not have.
+    that the job must not have. In the result, ``misses`` counts the missed lookups of whole graphs,
+    ``added`` those of them that were saved.
 
-    Returns:
-        Plain data. ``misses`` counts the missed lookups of whole graphs, ``added`` those of them
-        that were saved.
-
-    Raises:
-        ConfigError: no remote or no local tier is configured, or there is no such program.
-        StoreError: the local tier cannot be used.
+    Raises ConfigError if no remote or no local tier is configured or there is no such program, and
+    StoreError if the local tier cannot be used.
     """
     settings, _ = Settings.load(url)
     variables: dict[str, str | None] = {**os.environ, "S3CACHE_URL": url_of(settings)}

@@ -33,14 +33,9 @@ def test_a_miss_is_explained_by_the_nearest_entry(call: Call, tmp_path: Path) ->
     found = call("explain", "--json").json
     assert found["run"] == run
     assert found["explanations"][1]["nearest"]["key"] == "a"
-    assert found["explanations"][1]["differences"] == [
-        {
-            "component": "torch.version",
-            "text": "torch 2.11.0 → 2.12.1",
-            "old": "2.11.0",
-            "new": "2.12.1",
-        }
-    ]
+    (difference,) = found["explanations"][1]["differences"]
+    text = {"component": "torch.version", "text": "torch 2.11.0 → 2.12.1"}
+    assert difference == {**text, "old": "2.11.0", "new": "2.12.1"}
 
 
 @pytest.mark.needs("ranks")
@@ -61,11 +56,8 @@ def test_ranks_of_a_job_are_explained_together(
         done = call("explain", *arguments)
         assert ", ranks 0-2: 3 hit, 6 missed" in done.out
         misses = [line for line in done.out.splitlines() if line.startswith("miss: ")]
-        assert [line.rpartition(" (")[2] for line in misses] == [
-            "ranks 0-2)",
-            "ranks 0-1)",
-            "rank 2)",
-        ]
+        ends = [line.rpartition(" (")[2] for line in misses]
+        assert ends == ["ranks 0-2)", "ranks 0-1)", "rank 2)"]
     found = call("explain", "--json").json
     assert (found["processes"], found["hits"]) == ("ranks 0-2", 3)
     assert found["explanations"][1]["processes"] == "ranks 0-1"
@@ -79,9 +71,6 @@ def test_a_code_is_explained_even_if_a_file_has_its_name(
     (tmp_path / "untrusted").write_text("")
     assert call("explain", "untrusted").out.startswith("untrusted: ")
     assert "word './untrusted': is not a code" in call("explain", "./untrusted").err
-
-
-# -- the last line: what to read next
 
 
 def test_the_last_line_names_the_codes_that_a_user_can_act_on(call: Call, tmp_path: Path) -> None:
@@ -98,9 +87,6 @@ def test_the_last_line_names_the_codes_that_a_user_can_act_on(call: Call, tmp_pa
     assert last == "read on: s3cache explain untrusted function kernel"
 
 
-# -- the meaning of a code
-
-
 def test_the_section_on_each_code_is_shown(call: Call) -> None:
     """As text, and with ``--json``."""
     codes = sorted({section.code for section in sections()})
@@ -115,24 +101,19 @@ def test_the_section_on_each_code_is_shown(call: Call) -> None:
         assert each["text"].partition("[")[0] in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["custm-operator"], "did you mean s3cache explain custom-operator"),
-        (["custom_operator"], "did you mean s3cache explain custom-operator"),
-        (["confgerror"], "did you mean s3cache explain ConfigError"),
-        (["20261123-164506-9442-f443"], "no such run"),
-        (["a98f437a"], "no such run, key or program is recorded"),
-    ],
-)
-def test_an_unknown_word_is_a_one_line_error(
-    call: Call, tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_an_unknown_word_is_a_one_line_error(call: Call, tmp_path: Path) -> None:
     record(tmp_path / "local", looked_up("b", 1, "2.11.0"))
-    done = call("explain", *words)
-    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
-    assert message in done.err
-    assert done.err.count("(s3cache explain") <= 1
+    for word, message in (
+        ("custm-operator", "did you mean s3cache explain custom-operator"),
+        ("custom_operator", "did you mean s3cache explain custom-operator"),
+        ("confgerror", "did you mean s3cache explain ConfigError"),
+        ("20261123-164506-9442-f443", "no such run"),
+        ("a98f437a", "no such run, key or program is recorded"),
+    ):
+        done = call("explain", word)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+        assert message in done.err
+        assert done.err.count("(s3cache explain") <= 1
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -104,8 +103,8 @@ def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
     return python("-m", "pytest", *ARGUMENTS, cwd=project, timeout_s=550)
 
 
-# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
-@slow
+# Nightly only: tests/testing/test_plugin.py compares two such machines in each slow run.
+@nightly
 @pytest.mark.timeout(900)
 def test_its_tests_pass(project: Path) -> None:
     done = run_tests(project)
@@ -161,6 +160,8 @@ def numbers(output: str, row: str) -> list[int]:
     return [0 if cell == "-" else int(cell) for cell in line.removeprefix(row).split()]
 
 
+# Slow only: tests/faults/test_kill.py kills processes, and looks for lost entries, in every run.
+@slow
 def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
     output, _ = demo.communicate(timeout=LONG_S)
@@ -179,7 +180,7 @@ def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> No
     assert processes_in(tmp_path) == []
 
 
-@slow
+@nightly
 def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
     assert demo.stdout is not None
@@ -217,14 +218,9 @@ def run_block(path: str) -> None:
 
 @pytest.mark.parametrize("code", BLOCKS)
 def test_a_program_runs_and_prints_the_stated_output(code: str, tmp_path: Path) -> None:
-    done: Any
-    if "torch" in code:  # make test-dist runs the first one in a new process
-        (tmp_path / "block.py").write_text(code)
-        job = f"{__name__}:run_block", str(tmp_path / "block.py")
-        done = machines.Machine(tmp_path / "machine").run(*job, server=0)
-    else:
-        done = python("-c", code, env=at_home(tmp_path), cwd=ROOT)
-        assert done.returncode == 0, done.stderr
+    (tmp_path / "block.py").write_text(code)
+    job = f"{__name__}:run_block", str(tmp_path / "block.py")
+    done = machines.Machine(tmp_path / "machine").run(*job, server=0)
     assert done.stderr == ""
     expected = printed(code)
     assert expected, "the program must print something"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -230,42 +231,36 @@ def test_the_error_without_a_record_names_the_fix(tmp_path: Path) -> None:
 
 # -- the last run of a program
 
-RECORDS = """
-import os, sys
-from s3cache.records import Record, Recorder
-recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
-os.chdir("/")  # a program may change its directory
-recorder.add(Record("aot", "miss", key="k" + sys.argv[1], reason="absent", time=1.0))
-recorder.close(60)
-"""
-
 
 def test_the_last_run_of_a_script_or_module_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path or its end finds the program, with any command and any later working directory."""
-    local = tmp_path / "local"
-    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(local))
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
     monkeypatch.chdir(tmp_path)
-    local.mkdir(mode=0o700)
-    for name in ("train.py", "other/train.py", "package/job.py", "package/__main__.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(RECORDS)
-    programs = (["train.py"], ["other/train.py"], ["-m", "package.job"], ["package"])
-    for number, program in enumerate(programs, 1):
-        subprocess.run([sys.executable, *program, str(number)], cwd=tmp_path, check=True)
-        # Names of runs have a resolution of seconds, and the latest run comes first. So each run
-        # gets a different day.
-        (new,) = (each for each in (local / "records").iterdir() if each.name[:4] != "1999")
-        new.rename(new.with_name(f"1999010{number}-{new.name}"))
+    (tmp_path / "train.py").touch()
+    for number, (file, module) in enumerate(
+        (
+            ("train.py", ""),
+            ("other/train.py", ""),
+            ("package/job.py", "package.job"),
+            ("package/__main__.py", "package.__main__"),
+        )
+    ):
+        main = ModuleType("__main__")
+        main.__file__ = str(tmp_path / file)
+        main.__spec__ = ModuleSpec(module, None) if module else None
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "__main__", main)
+            record(tmp_path / "local", lookup(f"k{number}", 1))
 
     def key(program: str) -> str:
         return explain(program).explanations[0].record.key
 
-    assert key(str(tmp_path / "train.py")) == key("./train.py") == "k1"
-    assert key("other/train.py") == "k2"
-    assert key("package.job") == key("package/job.py") == key("job.py") == "k3"
-    assert key("package") == key("") == "k4"
+    assert key(str(tmp_path / "train.py")) == key("./train.py") == "k0"
+    assert key("other/train.py") == "k1"
+    assert key("package.job") == key("package/job.py") == key("job.py") == "k2"
+    assert key("package") == key("") == "k3"
     with pytest.raises(ConfigError):  # not a complete name at the end of the path
         explain("rain.py")
 

@@ -33,7 +33,7 @@ def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
     def wait(_: TransferEvent) -> None:
         site.uploads.flush(None)
 
-    site.listeners.add(wait)
+    site.listeners.subscribe(wait)
     site.put("one")
     assert site.uploads.flush(20).complete
     assert "wait for itself" in caplog.text
