@@ -1,8 +1,6 @@
 """Export the counts of a process's cache to Prometheus and OpenTelemetry.
 
-:func:`families` returns them as plain data. :class:`PrometheusCollector` and
-:func:`write_textfile` export to Prometheus, :func:`observe` to OpenTelemetry. Their libraries are
-imported at the first use.
+Their libraries are imported at the first use.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import datetime as dt
 import heapq
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -51,9 +50,8 @@ _ORDERS: dict[str, Callable[[manage.Item], Any]] = {
     "torch": lambda item: (item.values("torch"), item.key),
 }
 _Order: TypeAlias = Literal["age", "key", "kind", "size", "torch"]
-# How many entries sorting keeps in memory, unless a limit is given.
-_SORTED_AT_MOST = 1000
-# The columns of `--long`, and their widths.
+_SORTED_AT_MOST = 1000  # entries that sorting keeps in memory, unless a limit is given
+# Columns of `--long`, and their widths.
 _LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
 
 
@@ -159,17 +157,13 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     return finish(out, scan, result, summary, trust=place.policy.level)
 
 
-# The URL of an object: the URL of its store, its name, and options.
-_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]/[^/?]+)(\?.*)?")
-
-
 def inspect(
     where: Where,
     out: Output,
     target: str = Argument(
         ...,
-        metavar="KEY|FILE|URL",
-        help="A key or the beginning of one, a file, or the URL of an object.",
+        metavar="KEY|FILE",
+        help="A key or the beginning of one, or a file.",
     ),
 ) -> int:
     """Show the content of an entry: key, guards, kernels, times, signatures, its graph.
@@ -179,7 +173,7 @@ def inspect(
     """
     from s3cache import frame
 
-    if "://" not in target and (os.sep in target or os.path.isfile(target)):
+    if os.sep in target or os.path.isfile(target):
         if not (os.path.isfile(target) and os.access(target, os.R_OK)):  # a pipe would block
             problem = "cannot be read, or is not a regular file"
             raise ConfigError(f"file {target}", problem, "give another file")
@@ -187,13 +181,9 @@ def inspect(
             header = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))
         _show(out, target, header, Settings.load()[0].trust_policy())
         return 0
-    part = _OBJECT.fullmatch(target)
-    if part is None and "://" in target:
-        fix = "give SCHEME://.../v1/3/KEY.0, or a key and --url"
-        raise ConfigError("the URL", "is not the URL of an entry", fix)
     code = 1
-    with manage.open_place(part[1] + (part[3] or "")) if part else where.open() as place:
-        for name in sorted([part[2]] if part else _names_of(place, target)):
+    with where.open() as place:
+        for name in sorted(_names_of(place, target)):
             if (head := until_done(manage.read_head(place.store, name))) is not None:
                 _show(out, name, head, place.policy)
                 code = 0
@@ -314,8 +304,6 @@ def push(
             report = cache.flush(timeout)
         with manage.open_place(url, in_tier=True) as local:
             scan, result = _copy(out, local, remote, filters.selection)
-            for other, count in until_done(local.left_for_others()).items():
-                out.note(f"uploads that wait for another URL, {other}: {count}")
     if report.error is not None and report.remaining:
         result.fail(f"{report.remaining} pending uploads", report.error)
     return finish(out, scan, result, _COPIED)
@@ -376,17 +364,13 @@ def rm(
     --keep or --all: the entries that meet all conditions are only counted, unless --delete is
     given. Needs credentials that may delete. Other machines keep copies in their local tiers.
     --keep bounds the size of a bucket, or of the local tier: the entries with the oldest change (in
-    the local tier: use) are removed first. A lifecycle rule of the bucket removes by age. Only this
-    machine's hits are known: use --never-hit with --older or --local.
+    the local tier: use) are removed first. A lifecycle rule of the bucket removes by age.
     """
     chosen = _chosen(filters, keys)
     is_by_key = filters.selection == manage.Selection() and keep is None and not everything
     if is_by_key and not keys:
         fix = "give some, or one such as --older 90d, or --all"
         raise ConfigError("s3cache rm", "has no key and no condition", fix)
-    if chosen.never_hit is not None and chosen.older < 0 and not where.local:
-        only = "only knows this machine's hits"
-        raise ConfigError("option --never-hit", only, "give --older 30d, too")
     with where.open() as place:
         if chosen.untrusted and place.policy.level == "off":
             raise ConfigError("option --untrusted", "needs a trusted key", "set trusted_keys")

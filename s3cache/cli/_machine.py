@@ -54,7 +54,6 @@ def run(
 _ENDS = {
     "itself": "ended by itself",
     "quiet": "was ended: it compiled nothing more (--quiet)",
-    "graphs": "was ended: it compiled enough graphs (--graphs)",
     "timeout": "was ended: it timed out (--timeout)",
     "interrupted": "was ended: interrupted",
 }
@@ -71,7 +70,6 @@ def check(
     module: bool = MODULE,
     command: bool = COMMAND,
     quiet: str = option("TIME", "End it after this time without a compile; 0: never.", "30s"),
-    graphs: int | None = Option(None, metavar="N", help="End it after this many graphs.", min=1),
     timeout: str = option("TIME", "End it after this time in any case; 0: never.", "2h"),
 ) -> int:
     """Run a program, and report for each graph that it compiles whether it can be cached.
@@ -89,7 +87,6 @@ def check(
         arguments_of(program, module=module, command=command),
         quiet_s=duration_s("--quiet", quiet) or float("inf"),
         timeout_s=duration_s("--timeout", timeout) or float("inf"),
-        graphs=graphs or float("inf"),
         to_stderr=out.json,
     )
     if out.json:

@@ -16,9 +16,7 @@ from typer import Option
 
 from s3cache import manage
 from s3cache.errors import ConfigError
-from s3cache.records import recorded
 from s3cache.seam import features, named
-from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
 
@@ -137,11 +135,6 @@ def _named_in(flag: str, manifest: str) -> frozenset[str]:
         return manage.read_manifest(manifest, lines)
 
 
-def _hit_here(*_: object) -> frozenset[str]:
-    records = (record for run in recorded(Settings.load()[0].local_dirs) for record in run.records)
-    return frozenset(record.key for record in records if record.outcome == "hit")
-
-
 # -- groups of options
 
 
@@ -171,7 +164,6 @@ _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "device": (None, "DEVICE", "entries with code for this device: cpu, cuda, xpu, mps"),
     "tag": (None, "TAG", "entries with this cache_key_tag"),
     "signer": (None, "NAME", "entries that name this key as their signer"),
-    "never_hit": (_hit_here, "", "entries that the last 128 processes of this machine did not hit"),
     "older": (duration_s, "TIME", "entries not changed for this time: 90d, 12h"),
     "newer": (duration_s, "TIME", "entries changed within this time"),
     "min_size": (size_bytes, "SIZE", "entries of at least this size: 10MB"),

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The component that is the graph itself.
-_GRAPH = "gm"
+_GRAPH = "gm"  # the component that is the graph itself
 _SHOWN_CHARACTERS = 200
 _DIFF_LINES = 200
 
@@ -95,12 +93,8 @@ def _digest(of: Record, name: str) -> str:
     return of.components.get(name, ("", ""))[0]
 
 
-def _parts(of: Record, name: str) -> Mapping[str, str]:
-    return of.parts.get(name, {})
-
-
 def _text(of: Record, name: str) -> str:
-    return _parts(of, name).get("", of.components.get(name, ("", ""))[1])
+    return of.parts.get(name, {}).get("", of.components.get(name, ("", ""))[1])
 
 
 _IMPLIED = {
@@ -145,7 +139,7 @@ def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
     """Describe a component by its details, or else as a whole."""
     label = _LABELS.get(name, name)
     before, now = _text(old, name), _text(new, name)
-    olds, news = _parts(old, name), _parts(new, name)
+    olds, news = old.parts.get(name, {}), new.parts.get(name, {})
     if name in _OPTIONS:
         olds, news = _with_defaults(olds, news), _with_defaults(news, olds)
     elif "" in olds or "" in news or not (olds or news):
@@ -190,7 +184,7 @@ def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
 
 
 def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
-    before, now = _parts(old, name).get("code", ""), _parts(new, name).get("code", "")
+    before, now = old.parts.get(name, {}).get("code", ""), new.parts.get(name, {}).get("code", "")
     if not (before and now):
         return
     codes = before.strip().splitlines(), now.strip().splitlines()
@@ -204,14 +198,14 @@ def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
 
 
 def _inputs(name: str, old: Record, new: Record) -> Iterator[Difference]:
-    before, now = _parts(old, name), _parts(new, name)
+    before, now = old.parts.get(name, {}), new.parts.get(name, {})
     if not (before and now):
         return
     if len(before) != len(now):
         yield _arrow(name, "inputs:", str(len(before)), str(len(now)))
         return
     # The names of inputs in the program: `[L['x'], L['y']]`.
-    names = _pieces(_parts(new, "aot_config").get("aot_autograd_arg_pos_to_source", "")[1:-1])
+    names = _pieces(new.parts.get("aot_config", {}).get("aot_autograd_arg_pos_to_source", "")[1:-1])
     called = {str(number): f" ({source})" for number, source in enumerate(names)}
     for number, text in now.items():
         if before.get(number, text) != text:
@@ -265,17 +259,12 @@ def _fields(text: str) -> dict[str, str]:
 
 # -- the nearest entry among those of this machine and of the remote
 
-# Among equally near entries, compare details and code of the latest ones, at most this many.
-_COMPARED = 16
+_COMPARED = 16  # equally near entries, of which details and code are compared
 _COMPARED_CHARACTERS = 20_000
-# A listing ends after this many names; a page of S3 has a thousand.
-_MAX_NAMES = 8000
-# Read the headers of the latest entries, at most this many: some megabytes.
-_MAX_HEADERS = 256
-# A larger entry is not read whole.
-_MAX_WHOLE_BYTES = 64 << 20
-# For all reads of the remote together.
-_TIMEOUT_S = 20.0
+_MAX_NAMES = 8000  # of a listing; a page of S3 has a thousand
+_MAX_HEADERS = 256  # of the latest entries: some megabytes
+_MAX_WHOLE_BYTES = 64 << 20  # a larger entry is not read whole
+_TIMEOUT_S = 20.0  # for all reads of the remote together
 
 
 @dataclass(frozen=True)
@@ -304,7 +293,7 @@ def nearest(
 
     def nearness(neighbor: Neighbor) -> tuple[object, ...]:
         old, alike = neighbor.record, likeness(neighbor.record)
-        texts = [_parts(of, _GRAPH).get("code", "") for of in (old, missed)]
+        texts = [of.parts.get(_GRAPH, {}).get("code", "") for of in (old, missed)]
         codes = [[] if alike[0] else text[:_COMPARED_CHARACTERS].splitlines() for text in texts]
         ratio = difflib.SequenceMatcher(None, codes[0], codes[1], autojunk=False).ratio()
         details = sum(it.component != _GRAPH for it in differences(old, missed))
@@ -423,8 +412,7 @@ def _record_of(header: Header) -> Record:
 
 _REASONS = {str(reason): reason.text for reason in reasons()}
 _OF_PARTS = frozenset(str(reason) for reason in reasons() if reason.of_parts)
-# A miss is compared with the lookups of this many latest runs.
-_MAX_RUNS = 16
+_MAX_RUNS = 16  # the latest ones, with which a miss is compared
 _GRAPHS = {"aot": "graph", "fx": "FX graph"}
 
 
@@ -521,12 +509,13 @@ class Explained:
         return {**vars(self), "explanations": [lookup.as_dict() for lookup in self.explanations]}
 
     def __repr__(self) -> str:
-        counts = Counter[str]()
-        for lookup in self.explanations:
-            counts[lookup.record.outcome] += lookup.times
+        missed, bypassed = (
+            sum(lookup.times for lookup in self.explanations if lookup.record.outcome == outcome)
+            for outcome in ("miss", "bypass")
+        )
         processes = f", {self.processes}" if self.processes else ""
-        head = f"run {self.run} of {self.program}{processes}: {self.hits} hit, "
-        head += f"{counts['miss']} missed, {counts['bypass']} bypassed"
+        head = f"run {self.run} of {self.program}{processes}: {self.hits} hit, {missed} missed"
+        head += f", {bypassed} bypassed"
         notes = [
             "" if self.complete else "there were more lookups than one process records",
             f"the remote could not be read: {self.unasked}" if self.unasked else "",

@@ -23,7 +23,6 @@ from s3cache.util.text import counted, escape, footer, printable
 
 #: Reasons of misses that need no action.
 EXPECTED = frozenset(str(reason) for reason in reasons() if reason.is_expected)
-
 _KINDS = frozenset(kinds())  # of entries that features look up
 _FEATURES = [feature.name for feature in features()]  # the names of their events
 _LANES = {name: title for feature in features() for name, title in feature.events}
@@ -232,8 +231,7 @@ def _label(what: str, lane: int, name: str) -> dict[str, object]:
 
 # -- one page of HTML that loads nothing, runs nothing, and can be mailed
 
-# A page with more rows is slow to open; the totals above the table count all lookups.
-_MAX_ROWS = 2_000
+_MAX_ROWS = 2_000  # a page with more is slow to open; the totals above them count all lookups
 _INCOMPLETE = "These runs had more lookups than are recorded"
 
 

@@ -50,29 +50,20 @@ _OUTPUT_LINES = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a process on a :class:`Machine`.
+    """The outcome of a process on a :class:`Machine`."""
 
-    Attributes:
-        command: the command, for messages.
-        exit_code: its exit status, negative for a signal; ``None`` after a timeout.
-        stdout, stderr: its output.
-        result: the result of the called function, as from JSON; else ``None``.
-        recorded: the counts of the cache; ``None`` without one. Most tests want :attr:`stats`.
-    """
-
-    command: str
-    exit_code: int | None
+    command: str  # for messages
+    exit_code: int | None  # negative for a signal, None after a timeout
     stdout: str
     stderr: str
-    result: Any = None
-    recorded: CacheStats | None = None
+    result: Any = None  # of the called function, as from JSON
+    recorded: CacheStats | None = None  # the counts of the cache, if any; tests want `stats`
 
     @property
     def stats(self) -> CacheStats:
         """The counts of the cache that the program enabled last, including uploads at its exit.
 
-        Raises:
-            AssertionError: it enabled none. A test that expects no misses must not pass then.
+        Raises AssertionError if it enabled none: a test that expects no misses must not pass then.
         """
         if self.recorded is None:
             raise AssertionError(
@@ -109,11 +100,8 @@ class Machine:
     Its first process finds an empty home, empty caches, an empty temporary directory and an empty
     local tier. Two machines only share what a test gives both of them, usually the URL of a bucket.
     A second process on a machine finds the files of the first: use this to test a restart on the
-    same node.
-
-    Args:
-        root: the directory for all files of s3cache and torch. It is created.
-        environment: variables of all its processes, besides the few that a fresh machine has.
+    same node. All files of s3cache and torch are in ``root``, which is created. ``environment``
+    adds variables to the few that a fresh machine has.
     """
 
     def __init__(self, root: str | os.PathLike[str], **environment: str) -> None:
@@ -135,8 +123,7 @@ class Machine:
     def run(self, *command: str | os.PathLike[str], **how: Unpack[How]) -> Outcome:
         """Run ``python *command``: a script or ``-m`` and a module, and arguments for it.
 
-        Raises:
-            ProgramError: its exit status is not 0, or it took too long.
+        Raises ProgramError if its exit status is not 0, or if it took too long.
         """
         words = ["run", *(os.fspath(word) for word in command)]
         if words[1:2] == ["-m"]:
@@ -151,10 +138,8 @@ class Machine:
         """Call a function, or ``"module:name"``; the outcome has its result.
 
         The process imports it again, also from paths that only this process has: it may be in the
-        module of a test. Arguments and result must be types of JSON.
-
-        Raises:
-            ProgramError: it raised, or ended the process, or took too long.
+        module of a test. Arguments and result must be types of JSON. Raises ProgramError if it
+        raised, ended the process or took too long.
         """
         if not isinstance(function, str):
             function = f"{function.__module__}:{function.__qualname__}"
@@ -230,14 +215,8 @@ def assert_warm_start(
     backward hits at the second level, which also compiles nothing. Only the process of the machine
     counts, not its child processes.
 
-    Args:
-        first: the outcome on one machine.
-        second: the outcome on another machine, or on the same machine later.
-        same: returns the part of an outcome that must be equal; by default the printed output and
-            the result. If a program prints times or paths, remove them here.
-
-    Raises:
-        AssertionError: it compiled something, hit nothing, or had other results.
+    ``same`` returns the part of an outcome that must be equal, by default the printed output and
+    the result. If a program prints times or paths, remove them there.
     """
     stats = second.stats
     counts = f"first machine: {first.stats.in_words()}\n  second machine: {stats.in_words()}"

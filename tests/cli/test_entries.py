@@ -11,11 +11,9 @@ import pytest
 
 from s3cache import frame
 from s3cache.entries import first_name
-from s3cache.records import Record
 from s3cache.trust import generate
 from tests.cli.commands import Call, save
 from tests.support.forging import signed_by
-from tests.support.runs import record
 from tests.support.scripts import modules_after
 from tests.support.shelves import Shelf, path_of
 
@@ -35,12 +33,11 @@ def test_ls_prints_a_line_for_each_entry(call: Call, shelf: Shelf) -> None:
     assert printed.err == ""
 
 
-def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf) -> None:
     shelf.add("a1", size=10, days=9)
     name = shelf.add("a2", size=5000, torch="2.12.0", device="cpu cuda")
     shelf.put(name, signed_by(shelf.files.read(name) or b"", generate("ci")))
     shelf.add("b1", size=900, kind="other", days=1, tag="mine")
-    record(tmp_path / "local", Record("aot", "hit", "a2"), Record("aot", "miss", "a1"))
 
     def keys(*arguments: str) -> list[str]:
         done = call("ls", "--url", shelf.url, "--json", *arguments)
@@ -57,22 +54,10 @@ def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) 
     assert keys("--newer", "2d", "--sort", "age") == ["a2", "b1"]
     assert keys("--min-size", "4KB") == keys("--device", "cuda") == keys("--signer", "ci") == ["a2"]
     assert keys("--max-size", "500B") == ["a1"]
-    assert keys("--never-hit", "--sort", "age") == ["b1", "a1"]
     assert keys("--kind", "other") == keys("--tag", "mine") == ["b1"]
     assert keys("--torch", "2.12") == ["a2"]
     assert keys("--torch", "2.1") == keys("--kind", "test", "--older", "10d") == []
     assert len(keys("--limit", "1")) == 1
-
-
-@pytest.mark.needs("job_profile")
-def test_profiles_have_a_kind_and_do_not_count_as_never_hit(call: Call, shelf: Shelf) -> None:
-    """Records do not contain the hits of profiles."""
-    from s3cache.features.job_profile import KEYS as JOB_KEYS
-
-    shelf.add(JOB_KEYS + "0" * 64, kind="job")
-    (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "job").lines
-    assert found["key"] == JOB_KEYS + "0" * 64
-    assert call("ls", "--url", shelf.url, "--json", "--never-hit").lines == []
 
 
 def test_a_filter_without_matches_logs_a_warning(
@@ -172,8 +157,7 @@ def name(shelf: Shelf) -> str:
 
 
 def test_inspect_shows_the_content_of_an_entry(call: Call, shelf: Shelf, name: str) -> None:
-    url = f"{shelf.url}/{name}?create=false"
-    for target in (KEY[:9], path_of(shelf.files, name), url):
+    for target in (KEY[:9], path_of(shelf.files, name)):
         done = call("inspect", target, "--url", shelf.url, "--json")
         assert done.code == 0, done.err
         assert done.json["key"] == KEY
@@ -217,15 +201,12 @@ def test_damaged_and_missing_entries_are_one_line_errors(call: Call, shelf: Shel
     shelf.add("aa1")
     shelf.add("aa2")
     shelf.damage(shelf.add("bad"), at=70)
-    cases = [
+    for key, code, message in (
         ("bad", 1, "digest"),
         ("nothing", 1, "there is no such entry"),
         ("aa", 2, "the beginning of several"),
         ("./nothing", 2, "is not a regular file"),
-        (f"{shelf.url}/v1/0/gone.0", 1, "there is no such entry"),
-        (f"{shelf.url}/gone", 2, "is not the URL of an entry"),
-    ]
-    for key, code, message in cases:
+    ):
         done = call("inspect", key, "--url", shelf.url)
         assert (done.code, done.out) == (code, ""), done.err
         assert message in done.err

@@ -31,8 +31,9 @@ def at_home(place: Path) -> dict[str, str]:
     return {**os.environ, **places, "FORCE_COLOR": ""}
 
 
-# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
-@slow
+# Nightly only: tests/equal/kinds checks in every run that a program compiles here and hits
+# elsewhere, and make test-dist that `s3cache run` turns the cache on.
+@nightly
 @pytest.mark.timeout(900)
 def test_the_second_machine_hits_and_prints_the_same_losses(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
