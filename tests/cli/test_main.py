@@ -176,20 +176,18 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     assert written.out.count(one_line) == 2
 
 
-@pytest.mark.parametrize(("json", "terminal"), [(False, True), (True, True), (False, False)])
-def test_progress_is_shown_only_on_terminals(
-    json: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_shown_only_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(_: object, advance: Callable[[], None]) -> BatchResult:
         advance()
         advance()
         return BatchResult()
 
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: terminal)
-    monkeypatch.setattr(sys, "stderr", stream)
-    work_on(Output(json), "copied", cast("Scan", None), work)
-    assert stream.getvalue() == ("1 copied\r2 copied\r\x1b[K" if terminal and not json else "")
+    for json, terminal in ((False, True), (True, True), (False, False)):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr(sys, "stderr", stream)
+        work_on(Output(json), "copied", cast("Scan", None), work)
+        assert stream.getvalue() == ("1 copied\r2 copied\r\x1b[K" if terminal and not json else "")
 
 
 def test_json_of_any_value_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,12 +118,15 @@ def test_main_runs_in_the_environment_that_its_role_requires() -> None:
 
 
 def test_a_pull_request_has_no_secrets_of_main() -> None:
-    """GitHub gives a fork no credentials, and its job must not fail because of that."""
     text = (EXAMPLE / "github" / "pull-request.yml").read_text()
     assert workflow("pull-request")["on"] == "pull_request"
     assert "environment" not in job("pull-request")
     assert set(re.findall(r"secrets\.(\w+)", text)) == {"PULLS_SIGNING_KEY"}
     assert set(re.findall(r"vars\.(MAIN\w+)", text)) == {"MAIN_PUBLIC_KEY"}
+
+
+def test_a_pull_request_of_a_fork_requests_no_credentials_and_has_no_remote() -> None:
+    """GitHub gives a fork no credentials, and its job must not fail because of that."""
     steps = job("pull-request")["steps"]
     (credentials,) = [step for step in steps if "configure-aws" in step.get("uses", "")]
     assert credentials["if"] == "env.IS_OURS == 'true'"

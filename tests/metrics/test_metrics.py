@@ -7,7 +7,6 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,22 +96,16 @@ def test_names_follow_the_rules_of_both_ecosystems() -> None:
 
 def test_every_count_changes_a_metric() -> None:
     """Each count is removed in turn, and this changes a metric."""
-    stats = counted()
-    less = {name: replace(stats, **blank) for name, blank in _blanks(stats)}
-    less |= {
-        f"fx.{name}": replace(stats, fx=replace(stats.fx, **blank))
-        for name, blank in _blanks(stats.fx)
-    }
+    stats, level = counted(), counted().fx
+    less: dict[str, CacheStats] = {}
+    for name in (field.name for field in dataclasses.fields(stats)):
+        less[name] = replace(stats, **{name: getattr(CacheStats(), name)})
+    for name in (field.name for field in dataclasses.fields(level)):
+        fx = replace(level, **{name: getattr(LevelStats(), name)})
+        less[f"fx.{name}"] = replace(stats, fx=fx)
     unseen = {name for name, each in less.items() if families(each) == families(stats)}
     # Saved bytes are counted at their upload. Superseded halves were never shared.
     assert unseen == {"saved_bytes", "fx.contained"}
-
-
-def _blanks(stats: CacheStats | LevelStats) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each field and, as arguments of ``replace``, its value in a new cache."""
-    for field in dataclasses.fields(stats):
-        blank = getattr(CacheStats(), field.name, 0)
-        yield field.name, {field.name: blank}
 
 
 def test_samples_have_the_labels_and_buckets_of_their_family() -> None:
@@ -122,10 +115,7 @@ def test_samples_have_the_labels_and_buckets_of_their_family() -> None:
         assert samples, family.name
         assert {tuple(sample.labels) for sample in samples} == {family.labels}, family.name
         assert len({tuple(sample.labels.values()) for sample in samples}) == len(samples)
-        for sample in samples:
-            assert bool(sample.buckets) == (family.kind == "histogram")
-            counts = [count for _, count in sample.buckets]
-            assert counts == sorted(counts)
+        assert {bool(sample.buckets) for sample in samples} == {family.kind == "histogram"}
     [saves] = found["s3cache.save.duration"]
     assert saves.value == pytest.approx(1.11111)
     for bound, count in saves.buckets:
