@@ -180,9 +180,8 @@ class TruncatedError(CorruptError):
 class UntrustedError(S3CacheError):
     """An entry is intact, but the policy forbids its use.
 
-    Attributes:
-        cause: in one word, see :data:`s3cache.trust.Cause`.
-        detail: the signer according to the entry, which may be forged.
+    ``cause`` is one of :data:`s3cache.trust.Cause`, ``detail`` the signer that the entry names,
+    which may be forged.
     """
 
     reason = Reason.UNTRUSTED
@@ -329,9 +328,8 @@ def code_of(error: Exception) -> str:
 def is_machine_trouble(error: BaseException) -> bool:
     """Return whether this machine caused ``error``, not a bad entry.
 
-    The system refused to create, write or open a file; a missing file does not count, because the
-    entry may be at fault. Or the dynamic loader reports in words that there is no room, that the
-    file system forbids execution, or that a library is missing or too old.
+    The system refused a file (a missing one may be the entry's fault), or the dynamic loader
+    reports in words that it lacks room, a right to execute, or a library.
     """
     return any(
         isinstance(cause, MemoryError)
@@ -344,8 +342,7 @@ def is_machine_trouble(error: BaseException) -> bool:
 def is_device_trouble(error: BaseException) -> bool:
     """Return whether the driver of an accelerator failed to load a sound kernel.
 
-    The kernel was compiled for such a device and driver, but the device lacks memory or is lost. If
-    the driver reports that the image is not a kernel, the entry is at fault.
+    The device lacks memory or is lost. If the image is not a kernel, the entry is at fault.
     """
     texts = map(str, causes(error))
     return any(_DRIVER.search(text) and not _NO_KERNEL.search(text) for text in texts)

@@ -1,8 +1,6 @@
 """Export the counts of a process's cache to Prometheus and OpenTelemetry.
 
-:func:`families` returns them as plain data. :class:`PrometheusCollector` and
-:func:`write_textfile` export to Prometheus, :func:`observe` to OpenTelemetry. Their libraries are
-imported at the first use.
+Their libraries are imported at the first use.
 """
 
 from __future__ import annotations
@@ -14,6 +12,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from s3cache.cache import current_cache
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 #: Returns the current counts; ``None`` if no cache has been enabled yet.
 Source: TypeAlias = "Callable[[], CacheStats | None]"
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 # The power-of-two buckets from 64 µs to about a minute; the next one counts longer times.
 _FIRST_BUCKET, _LAST_BUCKET, _BUCKET_S = 6, 26, 1e-6
@@ -58,7 +57,7 @@ class Family:
     """
 
     name: str
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     unit: str  # by UCUM, like in OpenTelemetry: ``s``, ``By``, or ``{entry}`` for counts
     labels: tuple[str, ...]
     of: Callable[[Any], object]
@@ -180,25 +179,17 @@ def _latest_counts() -> CacheStats | None:
 class PrometheusCollector:
     """A collector that gives Prometheus the counts of a process at every scrape.
 
-    ::
-
-        prometheus_client.REGISTRY.register(s3cache.metrics.PrometheusCollector())
-        prometheus_client.start_http_server(9464)
-
-    Args:
-        source: returns the counts; by default those of the cache that was enabled last.
-
-    Raises:
-        ConfigError: ``prometheus-client`` is not installed.
+    By default they are those of the cache that was enabled last. Raises ConfigError if
+    ``prometheus-client`` is not installed.
     """
 
     def __init__(self, source: Source | None = None) -> None:
         _library("prometheus_client", "prometheus-client")
         self._source = source or _latest_counts
 
-    def describe(self) -> Iterator[Metric]:
-        """Yield nothing, so that registering the collector does not read the counts."""
-        yield from ()
+    def describe(self) -> tuple[()]:
+        """Return nothing, so that registering the collector does not read the counts."""
+        return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric; none if no cache was enabled yet."""
@@ -218,13 +209,9 @@ class PrometheusCollector:
 def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -> None:
     """Write all metrics to ``path`` atomically, for node exporter's textfile collector.
 
-    So the counts survive a process that ends before it is scraped. Every process of a machine needs
-    its own file.
-
-    Raises:
-        ConfigError: ``prometheus-client`` is not installed, or ``path`` is not a regular file: a
-            device or a pipe would be replaced by one.
-        OSError: the file cannot be written.
+    Every process of a machine needs its own file. Raises OSError if the file cannot be written, and
+    ConfigError if ``prometheus-client`` is not installed, or if ``path`` is not a regular file: a
+    device or a pipe would be replaced by one.
     """
     client = _library("prometheus_client", "prometheus-client")
     if os.path.exists(path) and not os.path.isfile(path):
@@ -266,34 +253,25 @@ def _library(module: str, package: str) -> Any:
 def observe(
     cache: Cache | None = None, *, meter_provider: MeterProvider | None = None
 ) -> Observation:
-    """Let OpenTelemetry read the counts.
+    """Let OpenTelemetry read the counts of ``cache``, by default of the one enabled last.
 
-    Args:
-        cache: the cache to observe; by default the one that was enabled last at any time.
-        meter_provider: by default the global one.
-
-    Raises:
-        ConfigError: ``opentelemetry-api`` is not installed.
+    Raises ConfigError if ``opentelemetry-api`` is not installed.
     """
     metrics = _library("opentelemetry.metrics", "opentelemetry-api")
     observation = Observation(_latest_counts if cache is None else cache.stats)
     meter = metrics.get_meter("s3cache", __version__, meter_provider)
 
-    def reader(family: Family, value: Callable[[Sample], float]) -> Callable[[object], list[Any]]:
-        def read(_: object) -> list[Any]:
-            stats = observation.source()
-            samples = [] if stats is None else family.read(stats)
-            return [metrics.Observation(value(each), dict(each.labels)) for each in samples]
-
-        return read
+    def read(family: Family, value: Callable[[Sample], float], _: object) -> list[Any]:
+        stats = observation.source()
+        samples = [] if stats is None else family.read(stats)
+        return [metrics.Observation(value(each), dict(each.labels)) for each in samples]
 
     for family in FAMILIES:
         is_gauge = family.kind == "gauge"
         create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
-        sums = reader(family, lambda each: each.value)
-        create(family.name, [sums], family.unit, family.text)
+        create(family.name, [partial(read, family, attrgetter("value"))], family.unit, family.text)
         if family.kind == "histogram":
-            counts = reader(family, lambda each: each.buckets[-1][1])
+            counts = partial(read, family, lambda each: each.buckets[-1][1])
             create(f"{family.name}.count", [counts], "{call}", f"How many: {family.text}")
     return observation
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from s3cache.errors import ConfigError
@@ -48,13 +48,13 @@ class _Line:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields that are not empty, in types of JSON."""
-        return {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
+        return {name: value for name, value in vars(self).items() if value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Make a line from the result of :meth:`as_dict`; ignore unknown fields."""
-        names = [each.name for each in fields(cls)]
-        return cls(**{name: _with_tuples(data[name]) for name in names if name in data})
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: _with_tuples(data[name]) for name in names & data.keys()})
 
 
 def _with_tuples(value: Any) -> Any:
@@ -180,14 +180,13 @@ class Recorder:
             return  # leave room for lookups
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
-        if self._thread is None and not is_event:
-            with self._mutex, contextlib.suppress(RuntimeError):  # no more threads can start
-                if self._thread is None and not self._closed:
-                    thread = threading.Thread(
-                        target=self._work, name="s3cache-records", daemon=True
-                    )
-                    thread.start()
-                    self._thread = thread
+        if is_event:
+            return
+        with self._mutex, contextlib.suppress(RuntimeError):  # no more threads can start
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._work, name="s3cache-records", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def transferred(self, step: TransferEvent) -> None:
         """Record an ended upload or download as an event; a retry starts a new one."""
@@ -215,13 +214,13 @@ class Recorder:
 
     def _work(self) -> None:
         try:
-            self._write_all(self._root or "")
+            self._write_all()
         except (OSError, ConfigError, ValueError) as exc:
             logger.info("lookups are no longer recorded: %s", exc)
         self._closed = True
 
-    def _write_all(self, root: str) -> None:
-        directory = Directory.at(root).enter(_DIRECTORY, make=True)
+    def _write_all(self) -> None:
+        directory = Directory.at(self._root or "").enter(_DIRECTORY, make=True)
         _make_room(directory, self._limits)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(f"{self.run}{_SUFFIX}", flags, 0o600, dir_fd=directory.fd)
@@ -372,31 +371,22 @@ def processes_in_words(runs: Iterable[Run]) -> str:
     return ", ".join(words)
 
 
-@dataclass(frozen=True)
-class Folded:
-    """Equal lookups in ``runs``: the first record, the longest time, the sum of saved time."""
+def folded(runs: Iterable[Run]) -> list[tuple[Record, list[Run]]]:
+    """Return the lookups of a job; merge those with the same outcome in several processes.
 
-    record: Record
-    runs: tuple[Run, ...]
-    elapsed_s: float
-    saved_s: float
-
-
-def folded(runs: Iterable[Run]) -> list[Folded]:
-    """Return the lookups of a job; merge those with the same outcome in several processes."""
-    equal: dict[tuple[object, ...], list[tuple[Run, Record]]] = {}
+    A merged record has the longest time, and the sum of saved time.
+    """
+    equal: dict[tuple[object, ...], tuple[Record, list[Run]]] = {}
     for run in runs:
         times: Counter[tuple[object, ...]] = Counter()
         for record in run.records:
             ended = (record.kind, record.outcome, record.key, record.reason, record.where)
             messages = (reason.get("message") for reason in record.reasons)
-            same = (*ended, record.rejected, *messages)
-            times[same] += 1
-            equal.setdefault((*same, times[same]), []).append((run, record))
-    lookups = []
-    for group in equal.values():
-        its_runs, records = zip(*group, strict=True)
-        slowest_s = max(record.elapsed_s for record in records)
-        saved_s = sum(record.saved_s for record in records)
-        lookups.append(Folded(records[0], its_runs, slowest_s, saved_s))
-    return lookups
+            which = (*ended, record.rejected, *messages)
+            times[which] += 1
+            same = (times[which], *which)
+            first, its_runs = equal.get(same, (replace(record, saved_s=0), []))
+            slowest_s = max(first.elapsed_s, record.elapsed_s)
+            both = replace(first, elapsed_s=slowest_s, saved_s=first.saved_s + record.saved_s)
+            equal[same] = both, [*its_runs, run]
+    return [*equal.values()]

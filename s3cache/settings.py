@@ -171,8 +171,7 @@ class _Settings:
     def trust_policy(self) -> Policy:
         """Return the trust policy, from the settings and the machine's own file.
 
-        Raises:
-            ConfigError: a key or a name cannot be used.
+        Raises ConfigError if a key or a name cannot be used.
         """
         level = None if self.trust == "auto" else self.trust
         return policy_of(level, self.trusted_keys or "", self.revoked or "", audience=self.audience)
@@ -180,8 +179,7 @@ class _Settings:
     def signer(self) -> Signer | None:
         """Return the signer of entries that are saved here.
 
-        Raises:
-            ConfigError: the key cannot be used, or the disk with its file hangs.
+        Raises ConfigError if the key cannot be used, or if the disk with its file hangs.
         """
         if not isinstance(key := self.signing_key or "", str):
             return TimeLimitedSigner(key, self.signing_timeout_s)
@@ -196,8 +194,7 @@ class _Settings:
     ) -> tuple[Settings, StoreOptions]:
         """Return settings from arguments and environment, and the options of the store.
 
-        Raises:
-            ConfigError: a value cannot be used, or an argument is unknown.
+        Raises ConfigError if a value cannot be used, or if an argument is unknown.
         """
         _options.check_names(options, _all_names())
         arguments: dict[str, Any] = {n: value for n, value in options.items() if value is not None}

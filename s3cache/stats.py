@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from s3cache.errors import Reason as Reason
-from s3cache.seam import Feature, features
-from s3cache.util.logs import logger_of
+from s3cache.seam import Feature, Notice, features
 
 TierName: TypeAlias = Literal["local", "remote"]
 #: The kind of an entry: AOTAutograd's whole graphs (``aot``), Inductor's FX graphs of a forward or
@@ -24,8 +23,6 @@ Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "fai
 # than three days; the last one also counts longer durations.
 _BUCKETS = 40
 _BUCKET_S = 1e-6
-
-logger = logger_of("storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +71,12 @@ class TransferEvent:
 Listener: TypeAlias = Callable[[TransferEvent], None]
 
 
-class Listeners:
-    """Calls every listener with every event, on the thread of the event."""
-
-    def __init__(self) -> None:
-        self._listeners: dict[object, Listener] = {}
-
-    def add(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener; return a function that removes it."""
-        token = object()
-        self._listeners[token] = listener
-
-        def remove() -> None:
-            self._listeners.pop(token, None)
-
-        return remove
+class Listeners(Notice[[TransferEvent]]):
+    """The listeners to transfers, which are called on the thread of the event."""
 
     def emit(self, *step: Any, **more: Any) -> None:
-        """Call every listener with a :class:`TransferEvent`; remove one that raises."""
-        event = TransferEvent(*step, **more)
-        for token, listener in [*self._listeners.items()]:
-            try:
-                listener(event)
-            except Exception:
-                logger.exception("a transfer listener failed and is removed")
-                self._listeners.pop(token, None)
+        """Call every listener with a :class:`TransferEvent`; one that raises is removed."""
+        self.tell(TransferEvent(*step, **more))
 
 
 # -- statistics

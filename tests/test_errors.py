@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import pickle
-import subprocess
-import sys
 
 import pytest
 
@@ -147,11 +145,7 @@ def test_a_reason_of_a_feature_is_like_one_of_the_core() -> None:
     assert (reason, str(reason), reason.text) == ("test-only", "test-only", "of a test")
     assert (reason.of_parts, reason.is_expected, reason in [*Reason]) == (True, False, False)
     assert pickle.loads(pickle.dumps(reason)) is reason
-    code = (
-        f"import pickle; reason = pickle.loads({pickle.dumps(reason)!r}); "
-        "print(type(reason).__name__, reason, reason.text, reason.of_parts)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "Reason test-only of a test True\n"
+    other = pickle.loads(pickle.dumps(reason).replace(b"test-only", b"test-else"))  # unknown here
+    assert (type(other), str(other), other.text) == (Reason, "test-else", "of a test")
     with pytest.raises(ValueError, match="unheard-of"):
         Reason("unheard-of")  # type: ignore[call-arg]

@@ -325,7 +325,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._unsent: set[str] = set()  # names that are pending because no remote could be opened
         self._last_report = FlushReport(0, 0, None)
         self._listeners = Listeners()
-        self._listeners.add(self._count_transfer)
+        self._listeners.subscribe(self._count_transfer)
         self.problems = Problems(strict=self.settings.strict)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
         trust = None if self.policy.level == "off" else self.policy.check
@@ -333,7 +333,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.local = LocalTier(disk, self._counters, self.problems, self._replaceable, trust)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
-            self._listeners.add(self._records.transferred)
+            self._listeners.subscribe(self._records.transferred)
         self._remote: RemoteTier | None = None
         self._uploads: Uploads | None = None
         self._forget_exit = before_exit(self._at_exit)
@@ -524,7 +524,7 @@ class Engine(AbstractContextManager["Engine"]):
     # -- counting
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        return self._listeners.add(listener)
+        return self._listeners.subscribe(listener)
 
     def stats(self) -> CacheStats:
         usage = self.local.read(DiskTier.usage, None)

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 def _call(arguments: list[str]) -> object:
     try:
-        from s3cache.cli._app import app
+        from s3cache.cli._app import program
     except ModuleNotFoundError as exc:
         if exc.name not in ("typer", "click"):
             raise
@@ -69,7 +69,7 @@ def _call(arguments: list[str]) -> object:
             run_without_typer(arguments[1:])
         fix = "run: pip install 'torch-s3cache[cli]' (s3cache run works without it)"
         raise ConfigError("the command line", f"needs {exc.name}", fix) from None
-    return app(args=arguments, prog_name="s3cache", standalone_mode=False)
+    return program(args=arguments, prog_name="s3cache", standalone_mode=False)
 
 
 def _fail(text: str, code: int) -> int:

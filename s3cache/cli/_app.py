@@ -57,7 +57,7 @@ def _version(is_asked: bool) -> None:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    Output(json=False).table((), versions.items())
+    Output(json=False).table(versions.items())
     raise typer.Exit
 
 
@@ -77,3 +77,5 @@ def _root(
 for _command in _COMMANDS:
     _context = _OF_A_PROGRAM if _command in (_machine.run, _machine.check) else None
     app.command(_command.__name__, context_settings=_context)(with_groups(_command))
+
+program = typer.main.get_command(app)

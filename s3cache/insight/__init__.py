@@ -1,10 +1,4 @@
-"""Explain misses, report lookups, and check an installation.
-
-:func:`explain` finds the entry nearest to a lookup that missed and shows how its key differs.
-:func:`sum_up` counts the records of processes, :func:`page` and :func:`trace` show them, and
-:func:`manifest` lists the keys that were used. :func:`examine` is the doctor: it checks everything
-that a cache needs, and suggests a fix for each fault.
-"""
+"""Explain misses, report lookups, and check an installation (:func:`examine` is the doctor)."""
 
 from s3cache.insight._doctor import Check as Check
 from s3cache.insight._doctor import Name as Name

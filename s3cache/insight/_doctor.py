@@ -52,27 +52,19 @@ Name: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        name: the name of the check; ``s3cache explain`` takes it.
-        found: the problem, or that there is none.
-        fix: how to fix a warning or a fault.
-        code: another code for ``s3cache explain`` besides the check itself, if any.
-    """
-
-    name: Name
+    name: Name  # ``s3cache explain`` takes it
     verdict: Verdict
-    found: str
-    fix: str = ""
-    code: str = ""
+    found: str  # the problem, or that there is none
+    fix: str = ""  # how to fix a warning or a fault
+    code: str = ""  # another code for ``s3cache explain``, if any
 
     @property
     def codes(self) -> tuple[str, ...]:
         """Return the codes to look up in the docs; none if the check is ok."""
-        if self.verdict in ("ok", "skipped"):
-            return ()
-        return (self.name, self.code) if self.code else (self.name,)
+        codes = () if self.verdict in ("ok", "skipped") else (self.name, self.code)
+        return tuple(filter(None, codes))
 
 
 _FIXES: dict[type[S3CacheError], str] = {
@@ -97,10 +89,8 @@ def examine(
 ) -> Iterator[Check]:
     """Yield the result of every check, each in bounded time; a fault may cause later ones.
 
-    Args:
-        may_write: whether to write an object into the remote, and try to remove it.
-        programs: whether to start torch and the compiler, which takes seconds.
-        timeout_s: the limit on each check of the remote.
+    Checks of the remote take at most ``timeout_s`` each. With ``may_write`` they write an object,
+    and try to remove it. With ``programs``, torch and the compiler are started.
     """
     try:
         settings, _ = Settings.load(url)

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The component that is the graph itself.
-_GRAPH = "gm"
+_GRAPH = "gm"  # the component that is the graph itself
 _SHOWN_CHARACTERS = 200
 _DIFF_LINES = 200
 
@@ -80,11 +78,12 @@ def differences(old: Record, new: Record) -> list[Difference]:
     names = dict.fromkeys([*_LABELS, *sorted({*old.components, *new.components})])
     differing = [name for name in names if _digest(old, name) != _digest(new, name)]
     implied = {name for cause in differing for name in _IMPLIED.get(cause, ())}
+    own_ways = {"machine.isa": _instructions, _GRAPH: _code, "example_inputs": _inputs}
     # A component without a result from its own function is described like any other.
     described = [
         replace(difference, follows=name in implied)
         for name in differing
-        for difference in [*_OWN_WAYS.get(name, _in_general)(name, old, new)]
+        for difference in [*own_ways.get(name, _in_general)(name, old, new)]
         or [*_in_general(name, old, new)]
     ]
     return sorted(described, key=attrgetter("follows"))
@@ -94,12 +93,8 @@ def _digest(of: Record, name: str) -> str:
     return of.components.get(name, ("", ""))[0]
 
 
-def _parts(of: Record, name: str) -> Mapping[str, str]:
-    return of.parts.get(name, {})
-
-
 def _text(of: Record, name: str) -> str:
-    return _parts(of, name).get("", of.components.get(name, ("", ""))[1])
+    return of.parts.get(name, {}).get("", of.components.get(name, ("", ""))[1])
 
 
 _IMPLIED = {
@@ -144,7 +139,7 @@ def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
     """Describe a component by its details, or else as a whole."""
     label = _LABELS.get(name, name)
     before, now = _text(old, name), _text(new, name)
-    olds, news = _parts(old, name), _parts(new, name)
+    olds, news = old.parts.get(name, {}), new.parts.get(name, {})
     if name in _OPTIONS:
         olds, news = _with_defaults(olds, news), _with_defaults(news, olds)
     elif "" in olds or "" in news or not (olds or news):
@@ -189,7 +184,7 @@ def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
 
 
 def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
-    before, now = _parts(old, name).get("code", ""), _parts(new, name).get("code", "")
+    before, now = old.parts.get(name, {}).get("code", ""), new.parts.get(name, {}).get("code", "")
     if not (before and now):
         return
     codes = before.strip().splitlines(), now.strip().splitlines()
@@ -203,14 +198,14 @@ def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
 
 
 def _inputs(name: str, old: Record, new: Record) -> Iterator[Difference]:
-    before, now = _parts(old, name), _parts(new, name)
+    before, now = old.parts.get(name, {}), new.parts.get(name, {})
     if not (before and now):
         return
     if len(before) != len(now):
         yield _arrow(name, "inputs:", str(len(before)), str(len(now)))
         return
     # The names of inputs in the program: `[L['x'], L['y']]`.
-    names = _pieces(_parts(new, "aot_config").get("aot_autograd_arg_pos_to_source", "")[1:-1])
+    names = _pieces(new.parts.get("aot_config", {}).get("aot_autograd_arg_pos_to_source", "")[1:-1])
     called = {str(number): f" ({source})" for number, source in enumerate(names)}
     for number, text in now.items():
         if before.get(number, text) != text:
@@ -218,23 +213,18 @@ def _inputs(name: str, old: Record, new: Record) -> Iterator[Difference]:
             yield from _tensor(name, label, before[number], text)
 
 
-_TENSOR = "TensorMetadata("
-# These follow from the shape of a tensor.
-_OF_SHAPE = ("stride", "storage_bytes", "memory_format")
-
-
 def _tensor(name: str, label: str, before: str, now: str) -> Iterator[Difference]:
+    start = "TensorMetadata("
     olds, news = (
-        _fields(text[len(_TENSOR) : -1]) if text.startswith(_TENSOR) else {}
-        for text in (before, now)
+        _fields(text[len(start) : -1]) if text.startswith(start) else {} for text in (before, now)
     )
     if not (olds and news):
         yield _arrow(name, label, before, now)
         return
     differing = [part for part in news if olds.get(part) != news[part]]
     for part in differing:
-        if "shape" in differing and part in _OF_SHAPE:
-            continue
+        if "shape" in differing and part in ("stride", "storage_bytes", "memory_format"):
+            continue  # it follows from the shape
         old, new = _plain(olds.get(part, "")), _plain(news[part])
         kind = "" if part in ("shape", "dtype", "device") else f" {part}"
         is_fixed = part == "shape" and not re.search(r"[^\d\s,()]", old + new)
@@ -248,13 +238,6 @@ def _plain(text: str) -> str:
     if device := re.fullmatch(r"device\(type='(\w+)'(?:, index=(\d+))?\)", text):
         return ":".join(filter(None, device.groups()))
     return text.removeprefix("torch.")
-
-
-_OWN_WAYS: dict[str, Callable[[str, Record, Record], Iterator[Difference]]] = {
-    "machine.isa": _instructions,
-    _GRAPH: _code,
-    "example_inputs": _inputs,
-}
 
 
 # -- parsing texts: `name=value` of a mode or a tensor; `operator: digest`
@@ -276,17 +259,12 @@ def _fields(text: str) -> dict[str, str]:
 
 # -- the nearest entry among those of this machine and of the remote
 
-# Among equally near entries, compare details and code of the latest ones, at most this many.
-_COMPARED = 16
+_COMPARED = 16  # equally near entries, of which details and code are compared
 _COMPARED_CHARACTERS = 20_000
-# A listing ends after this many names; a page of S3 has a thousand.
-_MAX_NAMES = 8000
-# Read the headers of the latest entries, at most this many: some megabytes.
-_MAX_HEADERS = 256
-# A larger entry is not read whole.
-_MAX_WHOLE_BYTES = 64 << 20
-# For all reads of the remote together.
-_TIMEOUT_S = 20.0
+_MAX_NAMES = 8000  # of a listing; a page of S3 has a thousand
+_MAX_HEADERS = 256  # of the latest entries: some megabytes
+_MAX_WHOLE_BYTES = 64 << 20  # a larger entry is not read whole
+_TIMEOUT_S = 20.0  # for all reads of the remote together
 
 
 @dataclass(frozen=True)
@@ -303,10 +281,8 @@ def nearest(
     """Return the neighbor with the same graph, else the one with the most components in common.
 
     Among several, choose the one with the fewest differing details in other components, else the
-    latest. Only entries older than the miss count.
-
-    Args:
-        complete: adds the details of a neighbor's components, if they can be read.
+    latest. Only entries older than the miss count. ``complete`` adds the details of a neighbor's
+    components, if they can be read.
     """
 
     def likeness(old: Record) -> tuple[bool, int]:
@@ -317,7 +293,7 @@ def nearest(
 
     def nearness(neighbor: Neighbor) -> tuple[object, ...]:
         old, alike = neighbor.record, likeness(neighbor.record)
-        texts = [_parts(of, _GRAPH).get("code", "") for of in (old, missed)]
+        texts = [of.parts.get(_GRAPH, {}).get("code", "") for of in (old, missed)]
         codes = [[] if alike[0] else text[:_COMPARED_CHARACTERS].splitlines() for text in texts]
         ratio = difflib.SequenceMatcher(None, codes[0], codes[1], autojunk=False).ratio()
         details = sum(it.component != _GRAPH for it in differences(old, missed))
@@ -360,10 +336,8 @@ class StoredEntries:
     """
 
     def __init__(self, where: str, open_place: Callable[[], EntryLocation] | None) -> None:
-        self._where = where
-        self._open = open_place
-        self._place: EntryLocation | None = None
-        self._deadline = 0.0
+        self._where, self._open = where, open_place and functools.cache(open_place)
+        self._deadline = time.monotonic() + _TIMEOUT_S
         self._names: dict[str, str] = {}
         self._parts: dict[str, Mapping[str, Mapping[str, str]]] = {}
         self.problem = ""
@@ -372,30 +346,26 @@ class StoredEntries:
     def neighbors(self) -> list[Neighbor]:
         """Return the latest entries, without details."""
         latest: list[Neighbor] = []
-        if self._open is not None:
-            self._deadline = time.monotonic() + _TIMEOUT_S
-            try:
-                self._place = self._open()
-            except S3CacheError as exc:
-                self.problem = str(exc)
-            else:
-                self._wait(self._read_headers(self._place, latest))
+        self._try(lambda place: self._read_headers(place, latest))
         return latest
 
     def complete(self, neighbor: Neighbor) -> Neighbor:
         """Return ``neighbor`` with the details of its components, if its entry is here."""
         record = neighbor.record
         name = self._names.get(record.key)
-        if record.parts or name is None or self._place is None:
+        if record.parts or name is None:
             return neighbor
         if name not in self._parts and not self.problem:
-            self._parts[name] = self._wait(self._read_parts(self._place, name)) or {}
+            self._parts[name] = self._try(lambda place: self._read_parts(place, name)) or {}
         return replace(neighbor, record=replace(record, parts=self._parts.get(name, {})))
 
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+    def _try(self, work: Callable[[EntryLocation], Coroutine[Any, Any, _T]]) -> _T | None:
         """Return the result, or None with :attr:`problem` set if it fails or times out."""
+        if self._open is None:
+            return None
         try:
-            return background().wait(work, max(0.0, self._deadline - time.monotonic()))
+            left_s = max(0.0, self._deadline - time.monotonic())
+            return background().wait(work(self._open()), left_s)
         except concurrent.futures.TimeoutError:
             self.problem = f"it was not completely read within {_TIMEOUT_S:g} s"
         except S3CacheError as exc:
@@ -442,8 +412,7 @@ def _record_of(header: Header) -> Record:
 
 _REASONS = {str(reason): reason.text for reason in reasons()}
 _OF_PARTS = frozenset(str(reason) for reason in reasons() if reason.of_parts)
-# A miss is compared with the lookups of this many latest runs.
-_MAX_RUNS = 16
+_MAX_RUNS = 16  # the latest ones, with which a miss is compared
 _GRAPHS = {"aot": "graph", "fx": "FX graph"}
 
 
@@ -540,12 +509,13 @@ class Explained:
         return {**vars(self), "explanations": [lookup.as_dict() for lookup in self.explanations]}
 
     def __repr__(self) -> str:
-        counts = Counter[str]()
-        for lookup in self.explanations:
-            counts[lookup.record.outcome] += lookup.times
+        missed, bypassed = (
+            sum(lookup.times for lookup in self.explanations if lookup.record.outcome == outcome)
+            for outcome in ("miss", "bypass")
+        )
         processes = f", {self.processes}" if self.processes else ""
-        head = f"run {self.run} of {self.program}{processes}: {self.hits} hit, "
-        head += f"{counts['miss']} missed, {counts['bypass']} bypassed"
+        head = f"run {self.run} of {self.program}{processes}: {self.hits} hit, {missed} missed"
+        head += f", {bypassed} bypassed"
         notes = [
             "" if self.complete else "there were more lookups than one process records",
             f"the remote could not be read: {self.unasked}" if self.unasked else "",
@@ -598,12 +568,14 @@ def explain(
         job, key = _chosen(settings, latest, what)
     with ExitStack() as stack:
 
-        def place(in_tier: bool) -> EntryLocation:
-            return stack.enter_context(open_place(remote_url, in_tier=in_tier, **options))
+        def stored(where: str, in_tier: bool) -> StoredEntries:
+            place = functools.partial(open_place, remote_url, in_tier=in_tier, **options)
+            is_there = settings.local if in_tier else remote and remote_url
+            return StoredEntries(
+                where, (lambda: stack.enter_context(place())) if is_there else None
+            )
 
-        in_tier = functools.partial(place, True) if settings.local else None
-        in_remote = functools.partial(place, False) if remote and remote_url else None
-        tier, far = StoredEntries("the local tier", in_tier), StoredEntries("the remote", in_remote)
+        tier, far = stored("the local tier", True), stored("the remote", False)
         recent = _recorded_neighbors({run.name: run for run in (*job, *latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:
@@ -612,19 +584,18 @@ def explain(
             by_key = {(it.record.kind, it.record.key): it for it in neighbors}
             return nearest(missed, by_key.values(), lambda it: far.complete(tier.complete(it)))
 
-        lookups = [lookup for lookup in folded(job) if lookup.record.key.startswith(key)]
+        lookups = [(record, runs) for record, runs in folded(job) if record.key.startswith(key)]
         in_words = processes_in_words if len(job) > 1 else lambda _: ""
         explanations = tuple(
-            replace(_explained(it.record, find), processes=in_words(it.runs), times=len(it.runs))
-            for it in lookups
+            replace(_explained(record, find), processes=in_words(runs), times=len(runs))
+            for record, runs in lookups
             # The FX graphs of a whole graph are only looked up because the graph missed.
-            if it.record.outcome != "hit"
-            and (not it.record.of_whole or it.record.reason in _OF_PARTS)
+            if record.outcome != "hit" and (not record.of_whole or record.reason in _OF_PARTS)
         )
         return Explained(
             run=job[0].name,
             program=job[0].program,
-            hits=sum(len(it.runs) for it in lookups if it.record.outcome == "hit"),
+            hits=sum(len(runs) for record, runs in lookups if record.outcome == "hit"),
             explanations=explanations,
             complete=all(run.complete for run in job),
             processes=in_words(job),

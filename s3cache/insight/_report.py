@@ -16,14 +16,13 @@ from string import Template
 
 from s3cache.entries import key_of
 from s3cache.insight._explain import Explanation, reasons_of
-from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, processes_in_words
+from s3cache.records import Event, Record, Run, folded, in_jobs, processes_in_words
 from s3cache.seam import features, hints, kinds, reasons
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer, printable
 
 #: Reasons of misses that need no action.
 EXPECTED = frozenset(str(reason) for reason in reasons() if reason.is_expected)
-
 _KINDS = frozenset(kinds())  # of entries that features look up
 _FEATURES = [feature.name for feature in features()]  # the names of their events
 _LANES = {name: title for feature in features() for name, title in feature.events}
@@ -32,32 +31,21 @@ _REFUSED = "refused: "  # the outcome of an event, followed by the code
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of some runs, over the lookups for which :func:`is_counted`.
+    """Totals of some runs, over the lookups for which :func:`is_counted`."""
 
-    Attributes:
-        outcomes: the number of lookups by outcome and reason; most frequent first.
-        hits, misses, bypasses: the numbers of lookups in all.
-        spared_s: the time in seconds that compiling the hits took when they were compiled.
-        waited_s: the time in seconds that compiling threads waited for lookups.
-        unused, unused_bytes: entries that a process fetched early and did not look up.
-        features: how often each outcome was recorded, for each feature and each kind of its
-            entries; other totals do not include these.
-        more, lines: what features add, as data and in words.
-        complete: whether all lookups of these runs are recorded.
-    """
-
-    outcomes: Mapping[tuple[str, str], int]
+    outcomes: Mapping[tuple[str, str], int]  # by outcome and reason; most frequent first
     hits: int
     misses: int
     bypasses: int
-    spared_s: float
-    waited_s: float
-    unused: int
+    spared_s: float  # the time that compiling the hits took when they were compiled
+    waited_s: float  # the time that compiling threads waited for lookups
+    unused: int  # entries that a process fetched early and did not look up
     unused_bytes: int
+    # Outcomes of each feature and each kind of its entries; other totals do not include these.
     features: Mapping[str, Mapping[str, int]]
-    more: Mapping[str, object]
-    lines: Sequence[str]
-    complete: bool
+    more: Mapping[str, object]  # what features add as data,
+    lines: Sequence[str]  # and in words
+    complete: bool  # whether all lookups of these runs are recorded
 
     @property
     def hit_rate(self) -> float | None:
@@ -243,8 +231,7 @@ def _label(what: str, lane: int, name: str) -> dict[str, object]:
 
 # -- one page of HTML that loads nothing, runs nothing, and can be mailed
 
-# A page with more rows is slow to open; the totals above the table count all lookups.
-_MAX_ROWS = 2_000
+_MAX_ROWS = 2_000  # a page with more is slow to open; the totals above them count all lookups
 _INCOMPLETE = "These runs had more lookups than are recorded"
 
 
@@ -256,7 +243,7 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
     started = min((run.started for run in runs if run.started), default=0.0)
     day = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started)) if started else "no run"
     lookups = [lookup for job in reversed(in_jobs(runs)) for lookup in folded(job)]
-    lookups = [lookup for lookup in lookups if is_counted(lookup.record)]
+    lookups = [(record, its_runs) for record, its_runs in lookups if is_counted(record)]
     tiles = {
         "of lookups hit": "–" if totals.hit_rate is None else f"{totals.hit_rate:.0%}",
         "hits": f"{totals.hits:,}",
@@ -286,7 +273,7 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         tiles="".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items()),
         note="".join(f"<p>{escape(note)}.</p>" for note in notes if note),
         bars="".join(bars) or "Nothing was looked up.",
-        rows="".join(_row(lookup, len(runs), causes) for lookup in lookups[:_MAX_ROWS]),
+        rows="".join(_row(*lookup, len(runs), causes) for lookup in lookups[:_MAX_ROWS]),
         end="<br>".join(filter(None, end)),
     )
 
@@ -298,12 +285,12 @@ def _kind_of(outcome: str, reason: str) -> str:
     return "miss" if outcome == "miss" else "bypass"
 
 
-def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]) -> str:
-    record = lookup.record
+def _row(
+    record: Record, runs: list[Run], processes: int, causes: Mapping[tuple[str, float], str]
+) -> str:
     ended = (record.outcome, record.reason)
     kind = "" if record.kind == "aot" else " (FX graph)"
-    who = escape(processes_in_words(lookup.runs)) if processes > 1 else ""
-    who = f" <span class=dim>{who}</span>" if who else ""
+    who = f" <span class=dim>{escape(processes_in_words(runs))}</span>" if processes > 1 else ""
     where = []
     if record.where is not None:
         file, line, function = record.where
@@ -315,8 +302,8 @@ def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]
         f'<tr><td><span class="mark {_kind_of(*ended)}"></span>'
         f"{escape(name_of(*ended) + kind)}{who}</td>"
         f"<td>{'<br>'.join(where)}</td>"
-        f'<td class="number">{duration(lookup.elapsed_s)}</td>'
-        f'<td class="number">{duration(lookup.saved_s) if lookup.saved_s else ""}</td>'
+        f'<td class="number">{duration(record.elapsed_s)}</td>'
+        f'<td class="number">{duration(record.saved_s) if record.saved_s else ""}</td>'
         f"<td>{escape(why)}</td></tr>"
     )
 

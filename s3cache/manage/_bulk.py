@@ -29,7 +29,6 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.frame import Frame, Head
-from s3cache.seam import hints
 from s3cache.settings import Settings
 from s3cache.store import (
     FileLocation,
@@ -50,24 +49,17 @@ if TYPE_CHECKING:
     from s3cache.options import Options
 
 _CLOSE_S = 5.0
-# How many objects are processed together, which bounds the memory.
-_BATCH = 256
+_BATCH = 256  # objects that are processed together, which bounds the memory
 # A retrying store remembers the names of a listing, so a bucket is listed in 16 parts.
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
-# The subject of a CorruptError for a frame of a later release, which may be sound.
-_NEWER = "frame version"
-# Prefixes of keys with entries that are used without a record.
-_UNHIT = hints()
+_NEWER = "frame version"  # where an error is in a frame of a later release, which may be sound
 
-#: Fields of headers for selecting and grouping entries.
-HEADER_FIELDS = ("kind", "torch", "device", "tag", "signer")
-# How many bytes of objects may be in memory at once. A larger object is read alone.
-_MAX_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20  # of objects in memory at once; a larger object is read alone
 
 logger = logger_of()
 
-_Advance: TypeAlias = Callable[[int], object]
+_Advance: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -82,12 +74,7 @@ class EntryLocation(contextlib.AbstractContextManager["EntryLocation"]):
         """Return the pending uploads in a local tier; none for a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
 
-    async def left_for_others(self) -> dict[str, int]:
-        """Count the uploads that wait in a local tier for other remotes, by their URLs."""
-        return await self.store.left_for_others() if isinstance(self.store, TierStore) else {}
-
     def __exit__(self, *_: object) -> None:
-        """Close the store within a few seconds."""
         with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
             background().wait(self.store.aclose(), _CLOSE_S)
 
@@ -107,12 +94,10 @@ def open_place(
     to_fill: bool = False,
     **options: Unpack[Options],
 ) -> EntryLocation:
-    """Open the remote of ``url`` and the environment, or the local tier for that remote.
+    """Open the remote of ``url`` and the environment, or with ``in_tier`` its local tier.
 
-    Args:
-        in_tier: open the local tier, not the remote.
-        of_all: include the entries of all remotes in the local tier.
-        to_fill: create a missing directory, like a job; without this, it is an error.
+    With ``of_all``, the local tier has the entries of all remotes. A missing directory of a remote
+    is an error, but with ``to_fill`` it is created, as by a job.
     """
     settings, of_store = Settings.load(url, **options)
     policy = settings.trust_policy()
@@ -176,21 +161,13 @@ class Item:
 class Selection:
     """Conditions on entries; an entry must meet all of them. Without conditions, all entries match.
 
-    A condition has the name of its option. Times are in seconds since the last change (in a local
-    tier: the last use) until ``now``. An entry with an unreadable header meets no condition on
+    A condition has the name of its option. An entry with an unreadable header meets no condition on
     headers except ``unreadable`` or ``untrusted``; if both are set, one of them is enough.
-
-    Attributes:
-        key: prefixes of keys.
-        manifest: keys, or names of entries in a remote.
-        never_hit: the keys that were hit; entries under other keys match.
-        unreadable: damaged or misplaced entries, but not those of a later release.
     """
 
-    key: tuple[str, ...] = ()
-    manifest: frozenset[str] | None = None
-    never_hit: frozenset[str] | None = None
-    older: float = -math.inf
+    key: tuple[str, ...] = ()  # prefixes of keys
+    manifest: frozenset[str] | None = None  # keys, or names of entries in a remote
+    older: float = -math.inf  # seconds since the last change (in a local tier: use) until `now`
     newer: float = math.inf
     min_size: int = 0
     max_size: float = math.inf
@@ -199,14 +176,15 @@ class Selection:
     device: tuple[str, ...] = ()
     tag: tuple[str, ...] = ()
     signer: tuple[str, ...] = ()
-    unreadable: bool = False
+    unreadable: bool = False  # damaged or misplaced, but not of a later release
     untrusted: bool = False
     now: float = field(default_factory=time.time, compare=False)
 
     @property
     def asked(self) -> dict[str, tuple[str, ...]]:
         """Return the wanted values of headers, by field."""
-        return {field: values for field in HEADER_FIELDS if (values := getattr(self, field))}
+        names = ("kind", "torch", "device", "tag", "signer")
+        return {name: values for name in names if (values := getattr(self, name))}
 
     @property
     def needs_headers(self) -> bool:
@@ -214,12 +192,10 @@ class Selection:
 
     def may_choose(self, item: Item) -> bool:
         """Return whether ``item`` meets the conditions that a listing can decide."""
-        key, named, hit = item.key, self.manifest, self.never_hit
-        age_s = self.now - item.modified
+        key, named, age_s = item.key, self.manifest, self.now - item.modified
         return (
             (not self.key or key.startswith(self.key))
             and (named is None or key in named or item.place in named)
-            and (hit is None or not (key in hit or key.startswith(_UNHIT)))
             and self.older <= age_s < self.newer
             and self.min_size <= item.size <= self.max_size
         )
@@ -230,24 +206,18 @@ class Selection:
         is_damaged = isinstance(problem, CorruptError) and problem.where != _NEWER
         is_refused = isinstance(problem, UntrustedError)
         has_problem = (self.unreadable and is_damaged) or (self.untrusted and is_refused)
-        if (self.unreadable or self.untrusted) and not has_problem:
-            return False
-        return self.may_choose(item) and all(
-            any(item.has(field, value) for value in values) for field, values in self.asked.items()
+        return (
+            (has_problem or not (self.unreadable or self.untrusted))
+            and self.may_choose(item)
+            and all(any(item.has(name, it) for it in values) for name, values in self.asked.items())
         )
 
 
 def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
-    """Return the keys and names of objects in a manifest.
+    """Return the keys and names of objects in a manifest, which is named ``where`` in errors.
 
     A line is a key, the name of an object (``v1/3/KEY.0``), or a line of ``s3cache ls --json``.
-    Text after a ``#`` is a comment.
-
-    Args:
-        where: the name of the manifest in errors.
-
-    Raises:
-        ConfigError: a line is none of these.
+    Text after a ``#`` is a comment. Raises ConfigError for any other line.
     """
     names = set()
     for number, line in enumerate(lines, 1):
@@ -256,15 +226,14 @@ def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
         if not text:
             continue
         try:
-            name = json.loads(text)["name"] if is_listed else text
-            name = _NAMESPACE.sub("", name, count=1)
+            name = _NAMESPACE.sub("", json.loads(text)["name"] if is_listed else text, count=1)
             key = entries.check_key(entries.key_of(name))
-        except (ConfigError, KeyError, RecursionError, TypeError, ValueError):
-            key = ""
-        if not key or (name != key and not name.startswith(entries.name_prefix(key))):
+            if name != key and not name.startswith(entries.name_prefix(key)):
+                raise ValueError
+        except (KeyError, RecursionError, TypeError, ValueError):  # ConfigError is a ValueError
             thing, problem = f"manifest {where}, line {number}", f"{text[:60]!r} names no entry"
             fix = "write one key per line, or the output of s3cache ls --json"
-            raise ConfigError(thing, problem, fix)
+            raise ConfigError(thing, problem, fix) from None
         names.add(name)
     return frozenset(names)
 
@@ -274,10 +243,8 @@ class Scan:
 
     If a selection names entries of a remote, only those are listed: one request for each key.
     After the last batch, ``absent`` has the names without an entry. A value that no header has
-    causes a warning: it may be misspelt.
-
-    Args:
-        headers: read headers even if the selection does not need them; one request each.
+    causes a warning: it may be misspelt. With ``headers``, headers are read even if the selection
+    does not need them: one request each.
     """
 
     def __init__(
@@ -368,17 +335,13 @@ def _text(value: object) -> str:
 
 @dataclass
 class BatchResult:
-    """Counts of outcomes for many entries, with the failures.
-
-    ``gone`` entries were removed by others meanwhile, ``kept`` entries are not uploaded yet or
-    turned out to be sound, and ``size`` is the number of bytes of those that are done.
-    """
+    """Counts of outcomes for many entries, with the failures."""
 
     done: int = 0
-    size: int = 0
+    size: int = 0  # bytes of those that are done
     present: int = 0
-    gone: int = 0
-    kept: int = 0
+    gone: int = 0  # removed by others meanwhile
+    kept: int = 0  # not uploaded yet, or turned out to be sound
     failed: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
 
@@ -489,9 +452,9 @@ async def _verified(place: EntryLocation, item: Item) -> Frame | None:
 async def _for_all(
     scan: Scan, work: Callable[[Item], Awaitable[str | Exception]], advance: _Advance
 ) -> BatchResult:
-    """Run ``work`` on all items and count its results: the name of a count, or a failure.
+    """Run ``work`` on all items, several at once, and count its results: names, or failures.
 
-    It works on several items at once. The first StoreError is raised after its batch has ended.
+    The first StoreError is raised after its batch has ended.
     """
     result, budget = BatchResult(), Budget(_MAX_BYTES)
 
@@ -510,7 +473,7 @@ async def _for_all(
             result.size += item.size if ended == "done" else 0
         else:
             result.fail(item.name, ended)
-        advance(1)
+        advance()
         return None
 
     async for batch in scan.batches():

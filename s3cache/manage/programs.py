@@ -1,14 +1,11 @@
 """Run a program in child processes, and follow it through the records that they write.
 
-:func:`check_program` finds out which graphs of a program can be cached. :func:`warm` runs a job
-until the remote has all entries that it compiles. Both read the lookups that the processes record
-in the local tier (:mod:`s3cache.records`), and their progress, which
-:data:`s3cache.settings.WATCHED` turns on.
+:func:`check_program` and :func:`warm` read the lookups that the processes record in the local tier
+(:mod:`s3cache.records`), and their progress, which :data:`s3cache.settings.WATCHED` turns on.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
@@ -31,15 +28,12 @@ from s3cache.settings import WATCHED, Settings
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-#: How a program ended: by itself, after a quiet time, after enough graphs, by timeout, by Ctrl-C.
-End: TypeAlias = Literal["itself", "quiet", "graphs", "timeout", "interrupted"]
+#: How a program ended: by itself, after a quiet time, by timeout, by Ctrl-C.
+End: TypeAlias = Literal["itself", "quiet", "timeout", "interrupted"]
 
 _POLL_S = 0.5
-_TERMINATE_S = 30.0
-_STDERR = 2
-# A graph that missed and is not saved within this many quiet times is given up.
-_UNSAVED_FACTOR = 10
-_CALL_S = 30.0
+_TERMINATE_S = _CALL_S = 30.0
+_UNSAVED_FACTOR = 10  # quiet times after which a graph that is not saved is given up
 
 
 @dataclass(frozen=True)
@@ -90,16 +84,15 @@ def _watch(
     command: Sequence[str],
     root: str,
     environment: Mapping[str, str],
-    enough: Callable[[_Look], End | None],
+    is_quiet: Callable[[_Look], bool],
     timeout_s: float,
     *,
     to_stderr: bool = False,
 ) -> tuple[End, _Look]:
     """Run a command as one job with the cache on in all processes; return how it ended.
 
-    ``enough`` is called with the records every half second, and once after the command has ended;
-    it returns a reason to end the job, or None. Remaining processes get SIGTERM, and SIGKILL after
-    half a minute.
+    ``is_quiet`` is called with the records every half second, and once after the end; it returns
+    whether to end the job. Remaining processes get SIGTERM, and SIGKILL 30 seconds later.
     """
     switches = ("S3CACHE_AUTOLOAD", "S3CACHE_RECORD", WATCHED)
     added = {"S3CACHE_LOCAL_DIR": root, **dict.fromkeys(switches, "1")}
@@ -110,7 +103,7 @@ def _watch(
         process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
             command,
             env={**environment, **added},
-            stdout=_STDERR if to_stderr else None,
+            stdout=2 if to_stderr else None,
             start_new_session=True,
         )
     except OSError as exc:
@@ -122,11 +115,11 @@ def _watch(
         while True:
             exit_code = process.poll()
             look = _Look([*recorded([root], lambda name: name not in before)], exit_code)
-            end = enough(look)
+            is_done = is_quiet(look)
             if exit_code is not None:
                 return "itself", look
-            if end is not None or time.monotonic() > deadline:
-                return end or "timeout", look
+            if is_done or time.monotonic() > deadline:
+                return "quiet" if is_done else "timeout", look
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
     except KeyboardInterrupt:
@@ -144,18 +137,14 @@ def check_program(
     *,
     quiet_s: float,
     timeout_s: float,
-    graphs: float = math.inf,
     to_stderr: bool = False,
 ) -> Report:
     """Run ``program``, the arguments of ``python``, and report which graphs can be cached.
 
-    The run ends ``quiet_s`` after the last compile, after lookups of ``graphs`` graphs, or after
-    ``timeout_s``; each may be infinite. The program compiles as usual, with a temporary local tier
-    as its cache: every graph is saved, or has the reasons why it is not.
-
-    Raises:
-        UnsupportedTorchError: this torch is not supported, so nothing would be cached.
-        ConfigError: the program cannot be run.
+    The run ends ``quiet_s`` after the last compile, or after ``timeout_s``; each may be infinite.
+    The program compiles as usual, with a temporary local tier as its cache: every graph is saved,
+    or has the reasons why it is not. Raises UnsupportedTorchError if nothing would be cached,
+    ConfigError if the program cannot be run.
     """
     if not internals.is_supported():
         raise UnsupportedTorchError(
@@ -163,17 +152,15 @@ def check_program(
             "that docs/compatibility.md lists"
         )
 
-    def enough(look: _Look) -> End | None:
-        if look.quiet_s > 0 and len(_graphs(look.lookups)) >= graphs:
-            return "graphs"
-        return "quiet" if look.quiet_s >= quiet_s else None
+    def is_quiet(look: _Look) -> bool:
+        return look.quiet_s >= quiet_s
 
     environment = {k: text for k, text in os.environ.items() if not k.startswith("S3CACHE_")}
     environment["S3CACHE_SUMMARY"] = "0"
     command = [sys.executable, "-m", "s3cache", "run", *program]
     with tempfile.TemporaryDirectory(prefix="s3cache-check-", ignore_cleanup_errors=True) as place:
         root = os.path.join(place, "local")
-        end, look = _watch(command, root, environment, enough, timeout_s, to_stderr=to_stderr)
+        end, look = _watch(command, root, environment, is_quiet, timeout_s, to_stderr=to_stderr)
     runs = sorted(look.runs, key=lambda run: run.started)
     breaks = [GraphBreak(it["reason"], it["where"]) for run in runs for it in run.breaks]
     return Report(
@@ -194,21 +181,21 @@ def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
         else:
             messages = tuple(reason.get("message", "") for reason in record.reasons)
             by_graph[record.key or (record.where, messages)].append(record)
-
-    def graph_of(first: Record, times: int) -> Graph:
+    graphs = []
+    for first, *others in by_graph.values():
         size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
         refusal = refused.get(first.key)
         reasons: Any = (refusal or first).reasons
-        return Graph(
+        graph = Graph(
             nodes=int(size[1]) if size else 0,
             key=None if refusal else first.key or None,
             components={name: Component(*pair) for name, pair in first.components.items()},
             reasons=tuple(BypassReason(**reason) for reason in reasons),
             where=first.where,
-            times=times,
+            times=1 + len(others),
         )
-
-    return tuple(graph_of(equal[0], len(equal)) for equal in by_graph.values())
+        graphs.append(graph)
+    return tuple(graphs)
 
 
 def warm(
@@ -223,15 +210,11 @@ def warm(
 
     That is when it has compiled nothing for ``quiet_s`` after a lookup, and all missed graphs are
     saved and uploaded. ``environments`` yield more environment variables, or ``None`` for those
-    that the job must not have.
+    that the job must not have. In the result, ``misses`` counts the missed lookups of whole graphs,
+    ``added`` those of them that were saved.
 
-    Returns:
-        Plain data. ``misses`` counts the missed lookups of whole graphs, ``added`` those of them
-        that were saved.
-
-    Raises:
-        ConfigError: no remote or no local tier is configured, or there is no such program.
-        StoreError: the local tier cannot be used.
+    Raises ConfigError if no remote or no local tier is configured or there is no such program, and
+    StoreError if the local tier cannot be used.
     """
     settings, _ = Settings.load(url)
     variables: dict[str, str | None] = {**os.environ, "S3CACHE_URL": url_of(settings)}
@@ -239,18 +222,17 @@ def warm(
         raise ConfigError("the local tier", "is off", "unset S3CACHE_LOCAL")
     left = 0
 
-    def enough(look: _Look) -> End | None:
+    def is_quiet(look: _Look) -> bool:
         nonlocal left
         left = len(background().wait(place.to_upload(), _CALL_S))
         enough_s = quiet_s if look.is_saved else _UNSAVED_FACTOR * quiet_s
-        is_quiet = not left and look.lookups and look.quiet_s >= enough_s
-        return "quiet" if is_quiet else None
+        return not left and bool(look.lookups) and look.quiet_s >= enough_s
 
     with open_place(url, in_tier=True) as place, ExitStack() as stack:
         for context in environments:
             variables |= stack.enter_context(context)
         environment = {name: value for name, value in variables.items() if value is not None}
-        end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
+        end, look = _watch(command, settings.local_dir, environment, is_quiet, timeout_s)
     counts = Counter(record.outcome for record in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
     return {

@@ -1,11 +1,7 @@
-"""What tests of programs with a compile cache need.
+"""What tests of programs with a compile cache need: fresh machines, and buckets.
 
-:class:`Machine` runs a program as on a machine that has never seen it; :class:`MotoServer` has
-buckets for it; :func:`assert_warm_start` compares what the program came to on two machines. As
-pytest fixtures they are ``s3cache_machine`` and ``s3cache_moto``, which pytest finds by itself
-where s3cache is installed.
-
-Nothing in s3cache itself imports this package.
+They are also pytest fixtures, ``s3cache_machine`` and ``s3cache_moto``. Nothing in s3cache itself
+imports this package.
 """
 
 from __future__ import annotations

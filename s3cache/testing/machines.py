@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 from pprint import pformat
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from s3cache.seam import features
 from s3cache.stats import CacheStats
 from s3cache.util.text import counted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PLACES = {
     "HOME": "home",
@@ -47,29 +50,20 @@ _OUTPUT_LINES = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a process on a :class:`Machine`.
+    """The outcome of a process on a :class:`Machine`."""
 
-    Attributes:
-        command: the command, for messages.
-        exit_code: its exit status, negative for a signal; ``None`` after a timeout.
-        stdout, stderr: its output.
-        result: the result of the called function, as from JSON; else ``None``.
-        recorded: the counts of the cache; ``None`` without one. Most tests want :attr:`stats`.
-    """
-
-    command: str
-    exit_code: int | None
+    command: str  # for messages
+    exit_code: int | None  # negative for a signal, None after a timeout
     stdout: str
     stderr: str
-    result: Any = None
-    recorded: CacheStats | None = None
+    result: Any = None  # of the called function, as from JSON
+    recorded: CacheStats | None = None  # the counts of the cache, if any; tests want `stats`
 
     @property
     def stats(self) -> CacheStats:
         """The counts of the cache that the program enabled last, including uploads at its exit.
 
-        Raises:
-            AssertionError: it enabled none. A test that expects no misses must not pass then.
+        Raises AssertionError if it enabled none: a test that expects no misses must not pass then.
         """
         if self.recorded is None:
             raise AssertionError(
@@ -91,17 +85,23 @@ def _end(output: str) -> str:
     return "\n".join(output.splitlines()[-_OUTPUT_LINES:])
 
 
+class How(TypedDict, total=False):
+    """How a process runs on a :class:`Machine`."""
+
+    environment: Mapping[str, str]  # variables of this process only
+    cwd: str | os.PathLike[str]  # by default that of the test, which is not empty
+    timeout_s: float  # after this time, 600, it is killed, with its child processes
+    python: str  # the interpreter; it must have s3cache too
+
+
 class Machine:
     """A directory, and the processes that run on it one after the other.
 
     Its first process finds an empty home, empty caches, an empty temporary directory and an empty
     local tier. Two machines only share what a test gives both of them, usually the URL of a bucket.
     A second process on a machine finds the files of the first: use this to test a restart on the
-    same node.
-
-    Args:
-        root: the directory for all files of s3cache and torch. It is created.
-        environment: variables of all its processes, besides the few that a fresh machine has.
+    same node. All files of s3cache and torch are in ``root``, which is created. ``environment``
+    adds variables to the few that a fresh machine has.
     """
 
     def __init__(self, root: str | os.PathLike[str], **environment: str) -> None:
@@ -120,80 +120,48 @@ class Machine:
             **environment,
         }
 
-    def run(
-        self,
-        *command: str | os.PathLike[str],
-        environment: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout_s: float = 600,
-        python: str = sys.executable,
-    ) -> Outcome:
+    def run(self, *command: str | os.PathLike[str], **how: Unpack[How]) -> Outcome:
         """Run ``python *command``: a script or ``-m`` and a module, and arguments for it.
 
-        Args:
-            environment: variables of this process only.
-            cwd: its working directory; by default that of the test, which is not empty.
-            timeout_s: after this time it is killed, with its child processes.
-            python: the interpreter; it must have s3cache too.
-
-        Raises:
-            ProgramError: its exit status is not 0, or it took too long.
+        Raises ProgramError if its exit status is not 0, or if it took too long.
         """
         words = ["run", *(os.fspath(word) for word in command)]
         if words[1:2] == ["-m"]:
             words[:2] = ["module"]
         if len(words) < 2 or words[1].startswith("-"):
             raise ValueError(f"{command} names neither a script nor, after -m, a module")
-        return self._execute(words, environment or {}, cwd, timeout_s, python)
+        return self._execute(words, **how)
 
     def call(
-        self,
-        function: str | Callable[..., object],
-        *arguments: object,
-        environment: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout_s: float = 600,
-        python: str = sys.executable,
+        self, function: str | Callable[..., object], *arguments: object, **how: Unpack[How]
     ) -> Outcome:
-        """Call a function of an importable module; the outcome has its result.
+        """Call a function, or ``"module:name"``; the outcome has its result.
 
         The process imports it again, also from paths that only this process has: it may be in the
-        module of a test. Arguments and result must be types of JSON.
-
-        Args:
-            function: the function, or ``"module:name"``, so that the test need not import it.
-            environment, cwd, timeout_s, python: as for :meth:`run`.
-
-        Raises:
-            ProgramError: it raised, or ended the process, or took too long.
+        module of a test. Arguments and result must be types of JSON. Raises ProgramError if it
+        raised, ended the process or took too long.
         """
         if not isinstance(function, str):
             function = f"{function.__module__}:{function.__qualname__}"
         module, _, name = function.partition(":")
         if not name or "<" in name or module == "__main__":
             raise ValueError(f"{function!r} cannot be imported; give a function of a module")
-        variables = {**self.environment, **(environment or {})}
+        variables = {**self.environment, **how.get("environment", {})}
         paths = filter(None, [variables.get("PYTHONPATH", ""), *_project_paths()])
-        variables["PYTHONPATH"] = os.pathsep.join(paths)
-        words = ["call", function, json.dumps(arguments)]
-        return self._execute(words, variables, cwd, timeout_s, python)
+        how["environment"] = {**variables, "PYTHONPATH": os.pathsep.join(paths)}
+        return self._execute(["call", function, json.dumps(arguments)], **how)
 
-    def _execute(
-        self,
-        words: list[str],
-        environment: Mapping[str, str],
-        cwd: str | os.PathLike[str] | None,
-        timeout_s: float,
-        python: str,
-    ) -> Outcome:
+    def _execute(self, words: list[str], **how: Unpack[How]) -> Outcome:
+        timeout_s = how.get("timeout_s", 600)
+        python = how.get("python", sys.executable)
         report, *written = (self.root / name for name in ("report.pickle", "stdout", "stderr"))
         report.unlink(missing_ok=True)
         # Files instead of pipes: children of a program may keep pipes open after its end.
         with open(written[0], "wb") as stdout, open(written[1], "wb") as stderr:
             process = subprocess.Popen(  # noqa: S603 - to run a test's program is what it is for
                 [python, "-m", "s3cache.testing.machines", str(report), *words],
-                env={**self.environment, **environment},
-                cwd=cwd,
+                env={**self.environment, **how.get("environment", {})},
+                cwd=how.get("cwd"),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -232,9 +200,6 @@ def _project_paths() -> list[str]:
 
 # -- comparing two outcomes
 
-# With these, torch looks the graph up at neither level.
-_NEVER_ASKED = ("caches-off", "fx-graph-cache-off")
-
 
 def assert_warm_start(
     first: Outcome,
@@ -247,25 +212,18 @@ def assert_warm_start(
     """Assert that ``second`` compiled nothing, and had the same results as ``first``.
 
     A graph is compiled if both levels of the cache miss. Whole graphs may miss: a forward without a
-    backward hits at the second level, which also compiles nothing.
+    backward hits at the second level, which also compiles nothing. Only the process of the machine
+    counts, not its child processes.
 
-    Only the process of the machine counts, not its child processes.
-
-    Args:
-        first: the outcome on one machine.
-        second: the outcome on another machine, or on the same machine later.
-        same: returns the part of an outcome that must be equal; by default the printed output and
-            the result. If a program prints times or paths, remove them here.
-
-    Raises:
-        AssertionError: it compiled something, hit nothing, or had other results.
+    ``same`` returns the part of an outcome that must be equal, by default the printed output and
+    the result. If a program prints times or paths, remove them there.
     """
     stats = second.stats
     counts = f"first machine: {first.stats.in_words()}\n  second machine: {stats.in_words()}"
     compiled = [
         f"{counted(count, 'graph')} with torch's caches off ({code})"
         for code, count in stats.bypass_reasons.items()
-        if code in _NEVER_ASKED
+        if code in ("caches-off", "fx-graph-cache-off")  # looked up at neither level
     ]
     missed = stats.fx.misses.items()
     compiled += [f"{counted(count, 'FX graph')} missed ({reason})" for reason, count in missed]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -89,11 +89,8 @@ class MotoServer(AbstractContextManager["MotoServer"]):
     """moto's server on loopback, from its construction to :meth:`close`; a context manager.
 
     It runs in a separate process, which always ends with this one. It keeps everything in memory
-    and accepts any credentials: a real server is stricter.
-
-    Raises:
-        ConfigError: moto is not installed, or not with what its server needs.
-        RuntimeError: the server does not start; the message has its output.
+    and accepts any credentials: a real server is stricter. Raises ConfigError if moto is not
+    installed with what its server needs, RuntimeError with its output if it does not start.
     """
 
     def __init__(self) -> None:
@@ -124,21 +121,12 @@ class MotoServer(AbstractContextManager["MotoServer"]):
         return f"http://{_HOST}:{self.port}"
 
     def make_bucket(self, name: str | None = None) -> MotoBucket:
-        """Make an empty bucket, by default with a unique name.
-
-        Raises:
-            RuntimeError: the server refuses: the bucket exists, or the name is illegal.
-        """
-        from http.client import HTTPConnection
+        """Make an empty bucket, by default with a unique name; raise OSError if it is refused."""
+        from urllib.request import ProxyHandler, Request, build_opener
 
         name = name or f"test-{uuid.uuid4().hex}"
-        connection = HTTPConnection(_HOST, self.port, timeout=30)
-        with closing(connection):
-            connection.request("PUT", f"/{name}")
-            answer = connection.getresponse()
-            body = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"bucket {name!r}: {answer.status} {body.decode()}")
+        request = Request(f"{self.endpoint_url}/{name}", method="PUT")  # noqa: S310 - our own
+        build_opener(ProxyHandler({})).open(request, timeout=30).close()
         return MotoBucket(name, self.endpoint_url)
 
     def close(self) -> None:

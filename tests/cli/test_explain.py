@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from s3cache.records import Event, Record
 from s3cache.settings import Settings
-from s3cache.store import MemoryStore
 from s3cache.util.text import sections
 from tests.cli.commands import Call
-from tests.support.caching import entry, open_engine
-from tests.support.runs import recalling, record, two_ranks
-from tests.support.waiting import eventually
+from tests.support.runs import fetched, recalling, record, two_ranks
 
 
 def looked_up(key: str, time: float, version: str) -> Record:
@@ -33,14 +29,9 @@ def test_a_miss_is_explained_by_the_nearest_entry(call: Call, tmp_path: Path) ->
     found = call("explain", "--json").json
     assert found["run"] == run
     assert found["explanations"][1]["nearest"]["key"] == "a"
-    assert found["explanations"][1]["differences"] == [
-        {
-            "component": "torch.version",
-            "text": "torch 2.11.0 → 2.12.1",
-            "old": "2.11.0",
-            "new": "2.12.1",
-        }
-    ]
+    (difference,) = found["explanations"][1]["differences"]
+    text = {"component": "torch.version", "text": "torch 2.11.0 → 2.12.1"}
+    assert difference == {**text, "old": "2.11.0", "new": "2.12.1"}
 
 
 @pytest.mark.needs("ranks")
@@ -61,11 +52,8 @@ def test_ranks_of_a_job_are_explained_together(
         done = call("explain", *arguments)
         assert ", ranks 0-2: 3 hit, 6 missed" in done.out
         misses = [line for line in done.out.splitlines() if line.startswith("miss: ")]
-        assert [line.rpartition(" (")[2] for line in misses] == [
-            "ranks 0-2)",
-            "ranks 0-1)",
-            "rank 2)",
-        ]
+        ends = [line.rpartition(" (")[2] for line in misses]
+        assert ends == ["ranks 0-2)", "ranks 0-1)", "rank 2)"]
     found = call("explain", "--json").json
     assert (found["processes"], found["hits"]) == ("ranks 0-2", 3)
     assert found["explanations"][1]["processes"] == "ranks 0-1"
@@ -79,9 +67,6 @@ def test_a_code_is_explained_even_if_a_file_has_its_name(
     (tmp_path / "untrusted").write_text("")
     assert call("explain", "untrusted").out.startswith("untrusted: ")
     assert "word './untrusted': is not a code" in call("explain", "./untrusted").err
-
-
-# -- the last line: what to read next
 
 
 def test_the_last_line_names_the_codes_that_a_user_can_act_on(call: Call, tmp_path: Path) -> None:
@@ -98,9 +83,6 @@ def test_the_last_line_names_the_codes_that_a_user_can_act_on(call: Call, tmp_pa
     assert last == "read on: s3cache explain untrusted function kernel"
 
 
-# -- the meaning of a code
-
-
 def test_the_section_on_each_code_is_shown(call: Call) -> None:
     """As text, and with ``--json``."""
     codes = sorted({section.code for section in sections()})
@@ -115,24 +97,19 @@ def test_the_section_on_each_code_is_shown(call: Call) -> None:
         assert each["text"].partition("[")[0] in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["custm-operator"], "did you mean s3cache explain custom-operator"),
-        (["custom_operator"], "did you mean s3cache explain custom-operator"),
-        (["confgerror"], "did you mean s3cache explain ConfigError"),
-        (["20261123-164506-9442-f443"], "no such run"),
-        (["a98f437a"], "no such run, key or program is recorded"),
-    ],
-)
-def test_an_unknown_word_is_a_one_line_error(
-    call: Call, tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_an_unknown_word_is_a_one_line_error(call: Call, tmp_path: Path) -> None:
     record(tmp_path / "local", looked_up("b", 1, "2.11.0"))
-    done = call("explain", *words)
-    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
-    assert message in done.err
-    assert done.err.count("(s3cache explain") <= 1
+    for word, message in (
+        ("custm-operator", "did you mean s3cache explain custom-operator"),
+        ("custom_operator", "did you mean s3cache explain custom-operator"),
+        ("confgerror", "did you mean s3cache explain ConfigError"),
+        ("20261123-164506-9442-f443", "no such run"),
+        ("a98f437a", "no such run, key or program is recorded"),
+    ):
+        done = call("explain", word)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+        assert message in done.err
+        assert done.err.count("(s3cache explain") <= 1
 
 
 @pytest.fixture
@@ -164,27 +141,6 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
         assert call("report", *wrong).code == 2
 
 
-@pytest.mark.needs("job_profile")
-def test_unused_entries_that_a_job_profile_fetched_are_reported(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine looks up one of three graphs that an earlier one saved."""
-    monkeypatch.setattr(sys, "argv", [__file__])  # a pytest worker runs no file
-    remote, keys = MemoryStore(), [name * 32 for name in ("ab", "cd", "ef")]
-    with open_engine(tmp_path / "other", remote, job_profiles=True) as first:
-        for key in keys:
-            first.save(key, entry(key))
-        eventually(lambda: first.parts["job_profile"].is_known)
-    with open_engine(local(), remote, job_profiles=True) as second:
-        second.start()
-        eventually(lambda: second.stats().downloaded == len(keys))
-        found = second.lookup(keys[0])
-        second.record(Record("aot", "hit", key=keys[0], time=1.0, elapsed_s=found.elapsed_s))
-    report = call("report", "--json").json
-    assert (report["unused"], report["unused_bytes"]) == (2, 2 * entry(keys[0]).size)
-    assert "fetched and not used: 2 entries of" in call("report").out
-
-
 def test_used_keys_are_written_to_the_manifest(call: Call, tmp_path: Path) -> None:
     """A key was used if it hit or was saved; a miss without a save does not count."""
     outcomes = (("hit", "a1"), ("miss", "a2"), ("miss", "a3"), ("bypass", ""))
@@ -198,9 +154,10 @@ def test_used_keys_are_written_to_the_manifest(call: Call, tmp_path: Path) -> No
 
 
 @pytest.mark.needs("recall")
-def test_frames_are_reported_if_there_are_any(call: Call, runs: list[str]) -> None:
-    assert "frames" not in call("report").out
-    (run,) = recalling()
-    record(local(), *run.records, *run.events)
-    assert "recall: 2 recalled, 1 traced, 1 refused: object" in call("report").out.splitlines()
+def test_frames_and_entries_that_were_fetched_and_not_used_are_reported(call: Call) -> None:
+    (run,), (other,) = recalling(), fetched()
+    record(local(), *run.records, *run.events, *other.events)
+    lines = call("report").out.splitlines()
+    assert "recall: 2 recalled, 1 traced, 1 refused: object" in lines
+    assert "fetched and not used: 2 entries of 2.0 KiB" in lines
     assert call("report", "--json").json["features"]["recall"]["recalled"] == 2

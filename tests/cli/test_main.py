@@ -8,16 +8,20 @@ import platform
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import s3cache
 from infra.docs.commands import reference
-from s3cache.cli._options import Output
+from s3cache.cli._options import Output, work_on
 from s3cache.errors import ConfigError
+from s3cache.manage import BatchResult, Scan
 from s3cache.util.text import redacted
 from tests.cli.commands import Call, save
+from tests.support.marks import slow
 from tests.support.scripts import modules_after, python
 from tests.support.shelves import Shelf
 from tests.support.waiting import LONG_S
@@ -26,14 +30,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "commands.md"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["explain", "untrusted"]])
-def test_a_command_imports_nothing_that_it_does_not_need(arguments: list[str]) -> None:
+def test_a_command_imports_nothing_that_it_does_not_need() -> None:
     """That is why ``--help`` takes a tenth of a second."""
-    code = f"""
+    code = """
 import contextlib, io
 from s3cache.cli import main
-with contextlib.redirect_stdout(io.StringIO()):
-    assert main({arguments}) == 0
+for arguments in (["--help"], ["--version"], ["explain", "untrusted"]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(arguments) == 0
 """
     heavy = {"torch", "boto3", "botocore", "aioboto3", "aiohttp", "msgpack", "numpy", "zstandard"}
     assert modules_after(f"exec({code!r})").isdisjoint(heavy)
@@ -55,8 +59,6 @@ def test_programs_run_without_typer_and_other_commands_say_what_to_install(tmp_p
     install = "pip install 'torch-s3cache[cli]'"
     for arguments, message in (
         (["ls", "--url", "memory://x"], install),
-        ([], install),
-        (["run"], "s3cache run: has no program"),
         (["run", "--what", "x.py"], "unrecognized arguments: --what"),
     ):
         done = run(*arguments)
@@ -105,9 +107,9 @@ def test_a_command_that_cannot_work_prints_one_clear_line(
     assert shelf.names == {name}
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_no_secret_of_a_url_is_repeated(call: Call) -> None:
+    """This holds for misspelt URLs, and for URLs in the wrong place."""
+    for url in (
         "s3://AKIA:hunter2@bucket/prefix",
         "s4://AKIA:hunter2@bucket/prefix",
         "s3:AKIA:hunter2@bucket",
@@ -118,21 +120,16 @@ def test_a_command_that_cannot_work_prints_one_clear_line(
         "AKIA:hunter2@bucket",
         "hunter2://user@bucket",
         "http://host/object?X-Amz-Signature=hunter2",
-    ],
-)
-def test_no_secret_of_a_url_is_repeated(call: Call, url: str) -> None:
-    """This holds for misspelt URLs, and for URLs in the wrong place."""
-    for arguments in (["ls", url], [url], ["ls", f"--{url}"]):
-        done = call(*arguments)
-        assert done.code == 2
-        assert "hunter2" not in done.out + done.err
-
-
-def test_text_without_secrets_is_not_redacted() -> None:
+    ):
+        for arguments in (["ls", url], [url], ["ls", f"--{url}"]):
+            done = call(*arguments)
+            assert done.code == 2
+            assert "hunter2" not in done.out + done.err
     text = "give --url: s3://bucket/p?endpoint_url=https://minio&region=eu-west-1, file:///at/all"
     assert redacted(text) == text
 
 
+@slow
 def test_a_retried_request_is_shown_on_a_terminal(tmp_path: Path) -> None:
     environment = {
         "PATH": os.environ["PATH"],
@@ -170,7 +167,7 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     out.line(foreign)
     out.note(foreign)
     out.text(foreign)
-    out.table(["name"], [[foreign]])
+    out.table([("name", foreign)])
     written = capsys.readouterr()
     escaped = "a\\x1b[2Jb\\x07\\r\\x9b\\u202ec"
     one_line = f"{escaped}\\nnext äöü → 3 µs"
@@ -179,27 +176,22 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     assert written.out.count(one_line) == 2
 
 
-@pytest.mark.parametrize(("json", "terminal"), [(False, True), (True, True), (False, False)])
-def test_progress_is_shown_only_on_terminals(
-    json: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: terminal)
-    monkeypatch.setattr(sys, "stderr", stream)
-    with Output(json).progress("copied") as advance:
-        advance(1)
-        advance(2)
-    assert stream.getvalue() == ("1 copied\r3 copied\r\x1b[K" if terminal and not json else "")
+def test_progress_is_shown_only_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(_: object, advance: Callable[[], None]) -> BatchResult:
+        advance()
+        advance()
+        return BatchResult()
+
+    for json, terminal in ((False, True), (True, True), (False, False)):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr(sys, "stderr", stream)
+        work_on(Output(json), "copied", cast("Scan", None), work)
+        assert stream.getvalue() == ("1 copied\r2 copied\r\x1b[K" if terminal and not json else "")
 
 
 def test_json_of_any_value_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    odd = {
-        "bytes": b"\xff",
-        "set": {3},
-        "text": "ü\n",
-        4: (1, None),
-        "x": ConfigError("a", "b", "c"),
-    }
+    odd = {"bytes": b"\xff", "set": {3}, "text": "ü\n", 4: (1, None), "x": ConfigError(*"abc")}
     Output(json=True).record(odd)
     assert capsys.readouterr().out == (
         '{"bytes": "ff", "set": [3], "text": "\\u00fc\\n", "4": [1, null], "x": "a: b; c"}\n'
@@ -228,7 +220,10 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
 # -- doctor
 
 
-def test_doctor_exits_with_0_if_it_only_warns(call: Call, shelf: Shelf) -> None:
+def test_doctor_exits_with_1_if_it_finds_a_fault(
+    call: Call, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each directory that a local tier refuses is a fault (tests/trust/test_directories.py)."""
     done = call("doctor", "--url", shelf.url, "--no-programs")
     assert done.code == 0
     assert "ok       list: allowed" in done.out
@@ -236,12 +231,6 @@ def test_doctor_exits_with_0_if_it_only_warns(call: Call, shelf: Shelf) -> None:
     assert "fix: s3cache keygen NAME, and docs/trust.md (s3cache explain trust)\n" in done.out
     assert "0 faults, 1 warning\n" in done.err
     assert shelf.names == set()
-
-
-def test_doctor_exits_with_1_if_it_finds_a_fault(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each directory that a local tier refuses is a fault (tests/trust/test_directories.py)."""
     tmp_path.chmod(0o777)
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path))
     done = call("doctor", "--no-programs")
@@ -250,18 +239,10 @@ def test_doctor_exits_with_1_if_it_finds_a_fault(
     assert fix.endswith(" (s3cache explain local-directory ConfigError)")
     checks = call("doctor", "--no-programs", "--json").lines
     assert [each["code"] for each in checks if each["verdict"] == "fault"] == ["ConfigError"]
-
-
-def test_invalid_settings_are_the_only_fault_reported(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "soon")
-    done = call("doctor", "--json")
+    done = call("doctor", "--json")  # nothing else is checked
     assert (done.code, len(done.lines)) == (1, 1)
     assert "S3CACHE_LOOKUP_TIMEOUT_S" in done.json["found"]
-
-
-# -- stats
 
 
 def test_stats_count_the_entries_of_both_tiers(call: Call, shelf: Shelf) -> None:
@@ -275,9 +256,6 @@ def test_stats_count_the_entries_of_both_tiers(call: Call, shelf: Shelf) -> None
     assert "remote" not in call("stats", "--local", "--url", shelf.url, "--json").json
     text = call("stats", "--url", shelf.url).out
     assert "remote:\n  entries  3\n" in text
-
-
-# -- --version
 
 
 def test_version_prints_what_a_bug_report_needs(call: Call) -> None:

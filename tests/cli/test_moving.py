@@ -43,24 +43,10 @@ def test_mirror_copies_sound_entries_and_later_only_new_ones(
     assert variants(other) == variants(shelf) - {("damaged", "")}
     assert call("verify", "--url", other.url).code == 0
     shelf.add("new")
-    again = call("mirror", shelf.url, other.url, "--json").json
-    assert (again["done"], again["present"]) == (1, 21)
-    assert ("new", "") in variants(other)
     text = call("mirror", shelf.url, other.url)
     assert damaged in text.out
-    assert "0 copied (0 B), 22 were there, 1 failed" in text.out
-
-
-def test_mirror_keeps_another_variant_under_the_same_name(
-    call: Call, shelf: Shelf, other: Shelf
-) -> None:
-    """If the first entries of two stores differ, the target then has both variants."""
-    shelf.add("k", variant="a", size=300)
-    theirs = other.add("k", variant="b", size=200)
-    before = other.files.read(theirs)
-    assert call("mirror", shelf.url, other.url).code == 0
-    assert other.files.read(theirs) == before
-    assert {name.rpartition(".")[2] for name in other.names} == {"0", "a"}
+    assert text.out.endswith("), 21 were there, 1 failed\n")
+    assert ("new", "") in variants(other)
 
 
 def signed(shelf: Shelf, name: str, key: SigningKey) -> bytes:
@@ -70,23 +56,25 @@ def signed(shelf: Shelf, name: str, key: SigningKey) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("place", ["the header", "all of it", "another entry"])
 def test_mirror_replaces_damaged_and_different_entries(
-    call: Call, shelf: Shelf, other: Shelf, place: str
+    call: Call, shelf: Shelf, other: Shelf
 ) -> None:
-    """A sound entry of the same content stays."""
-    name = shelf.add("k", variant="v", size=300)
+    """A sound entry of the same content stays, and another variant under the same name."""
+    bad, gone, changed = (shelf.add(key, variant="v", size=300) for key in ("k", "l", "m"))
     shelf.add("good")
-    assert call("mirror", shelf.url, other.url, "--json").json["failed"] == 0
-    if place == "another entry":
-        other.add("k", variant="v", size=300)
-    elif place == "all of it":
-        other.put(name, b"x" * 300)
-    else:
-        other.damage(name, 100)
+    shelf.add("n", variant="a", size=300)
+    theirs = other.add("n", variant="b", size=200)
+    before = other.files.read(theirs)
+    assert call("mirror", shelf.url, other.url, "--json").json["done"] == 5
+    assert other.files.read(theirs) == before
+    assert other.names - shelf.names == {theirs.replace(".0", ".a")}
+    other.damage(bad, 100)
+    other.put(gone, b"x" * 300)
+    other.add("m", variant="v", size=300)
     again = call("mirror", shelf.url, other.url, "--json").json
-    assert (again["done"], again["present"], again["failed"]) == (1, 1, 0)
-    assert other.files.read(name) == shelf.files.read(name)
+    assert (again["done"], again["present"], again["failed"]) == (3, 2, 0)
+    for name in (bad, gone, changed):
+        assert other.files.read(name) == shelf.files.read(name)
     assert call("verify", "--url", other.url).code == 0
     assert call("mirror", shelf.url, other.url, "--json").json["done"] == 0
 
@@ -146,11 +134,10 @@ def test_uploads_that_wait_for_another_url_are_named(
     ]
     assert check["verdict"] == "warning"
     assert f"uploads for another URL, {elsewhere}: 1" in check["found"]
-    done = call("push", "--url", shelf.url)
-    assert f"uploads that wait for another URL, {elsewhere}: 1" in done.err
     (tmp_path / "elsewhere").mkdir(mode=0o700)
-    assert "another URL" not in call("push", "--url", elsewhere).err
-    assert "another URL" not in call("push", "--url", shelf.url).err
+    assert call("push", "--url", elsewhere).code == 0
+    done = call("doctor", "--url", shelf.url, "--no-programs")
+    assert "uploads: none are left for another URL" in done.out
 
 
 def test_pull_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
@@ -170,15 +157,13 @@ def test_pull_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path
         assert {getattr(cache.lookup(key), "tier", None) for key in "abc"} == {"local"}
 
 
-@pytest.mark.parametrize("line", ["A/B", "a b", "{", "v1/0/a.0", "-"])
-def test_an_error_names_the_invalid_line_of_a_manifest(
-    call: Call, shelf: Shelf, tmp_path: Path, line: str
-) -> None:
+def test_an_error_names_the_invalid_line_of_a_manifest(call: Call, tmp_path: Path) -> None:
     manifest = tmp_path / "keys"
-    manifest.write_text(f"# fine\n{line}\n")
-    done = call("ls", "--url", shelf.url, "--manifest", manifest)
-    assert done.code == 2
-    assert f"manifest {manifest}, line 2" in done.err
+    for line in ("A/B", "a b", "{", "{}", "v1/0/a.0", "-"):
+        manifest.write_text(f"# fine\n{line}\n")
+        done = call("ls", "--url", "memory://x", "--manifest", manifest)
+        assert done.code == 2
+        assert f"manifest {manifest}, line 2" in done.err
 
 
 # -- on a bucket
@@ -188,19 +173,19 @@ def test_commands_work_on_a_bucket(
     call: Call, shelf: Shelf, at: Callable[[int], str], moto_port: int
 ) -> None:
     """Credentials that may not delete get an error that names the operator's role."""
-    for number in range(12):
+    for number in range(4):
         shelf.add(f"key{number}", kind="other" if number < 3 else "test", size=2000)
     remote = at(moto_port)
-    assert call("mirror", shelf.url, remote, "--json").json["done"] == 12
+    assert call("mirror", shelf.url, remote, "--json").json["done"] == 4
     assert len(call("ls", "--url", remote, "--kind", "other", "--json").lines) == 3
-    assert call("verify", "--url", remote, "--json").json["done"] == 12
+    assert call("verify", "--url", remote, "--json").json["done"] == 4
     assert call("rm", "key1", "--url", remote).code == 0
     with serving(Gate(moto_port, refusing("DELETE"))) as narrow:
         done = call("rm", "--all", "--url", at(int(narrow.rpartition(":")[2])), "--delete")
     assert (done.code, done.out) == (3, "")
     assert "needs the operator's role" in done.err
     assert len(done.err.splitlines()) == 1
-    assert call("rm", "--all", "--url", remote, "--delete", "--json").json["done"] == 11
+    assert call("rm", "--all", "--url", remote, "--delete", "--json").json["done"] == 3
 
 
 def test_a_push_to_a_missing_server_or_bucket_fails_early(
@@ -222,8 +207,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     shelf.add("abc")
     shelf.add("abc", variant="v", first=False)
     other = shelf.add("abcd")
-    dry = call("rm", "--url", shelf.url, "abc", "--dry-run")
-    assert "2 entries" in dry.err
+    assert "2 entries" in call("rm", "--url", shelf.url, "abc", "--dry-run").err
     assert len(shelf.names) == 3
     assert call("rm", "--url", shelf.url, "abc").out.startswith("2 entries removed")
     assert shelf.names == {other}
@@ -235,6 +219,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
 
 
 def test_conditions_and_all_only_count_without_delete(call: Call, shelf: Shelf) -> None:
+    """What is kept is found, even if the first entry of its key is gone."""
     old, new = shelf.add("a", days=100), shelf.add("a", variant="v", first=False)
     older = shelf.add("b", days=100)
     other = shelf.put("of/others.txt", b"none of ours")
@@ -242,6 +227,8 @@ def test_conditions_and_all_only_count_without_delete(call: Call, shelf: Shelf) 
     assert (done.code, done.out) == (0, f"{old}\n")
     assert call("rm", "a", "--older", "90d", "--url", shelf.url, "--delete").code == 0
     assert shelf.names == {new, older, other}
+    with Cache.open(shelf.url, local=False, mode="read-only") as cache:
+        assert isinstance(cache.lookup("a"), Hit)
     done = call("rm", "--all", "--url", shelf.url)
     assert (done.code, len(done.out.splitlines())) == (0, 2)
     assert "2 entries (775 B) would be removed; give --delete to do it" in done.err
@@ -253,34 +240,19 @@ def test_conditions_and_all_only_count_without_delete(call: Call, shelf: Shelf) 
 def test_rm_removes_entries_that_meet_all_conditions(call: Call, shelf: Shelf) -> None:
     old, new = shelf.add("old", days=100), shelf.add("new")
     old_torch = shelf.add("fx", kind="other", torch="2.12.0", days=100)
-    damaged = shelf.add("damaged")
-    shelf.damage(damaged, at=70)
+    shelf.damage(shelf.add("damaged"), at=70)
     later = shelf.add("later")
     shelf.damage(later, at=9)  # the version: it may be of a later release, and not damaged
     everything = shelf.names
-
     dry = call("rm", "--url", shelf.url, "--older", "90d", "--json")
     assert {each["name"] for each in dry.lines} == {old, old_torch}
     assert shelf.names == everything
     assert call("rm", "--url", shelf.url, "--older", "90d", "--torch", "2.12", "--delete").code == 0
     assert shelf.names == everything - {old_torch}
     assert call("rm", "--url", shelf.url, "--unreadable", "--delete").code == 0
-    assert "this machine's hits" in call("rm", "--url", shelf.url, "--never-hit", "--delete").err
     assert shelf.names == {old, new, later}
     assert call("rm", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
     assert shelf.names == {old, later}
-
-
-def test_what_rm_keeps_is_found_though_the_first_entry_of_its_key_is_gone(
-    call: Call, shelf: Shelf
-) -> None:
-    shelf.add("abc", variant="old", days=100)
-    kept = shelf.add("abc", variant="new", first=False)
-    assert call("rm", "--url", shelf.url, "--older", "90d", "--delete").code == 0
-    assert shelf.names == {kept}
-    assert call("verify", "--url", shelf.url).code == 0
-    with Cache.open(shelf.url, local=False, mode="read-only") as cache:
-        assert isinstance(cache.lookup("abc"), Hit)
 
 
 def test_rm_removes_the_entries_of_a_manifest_and_names_missing_ones(

@@ -10,7 +10,7 @@ import pytest
 
 from s3cache.torch_api import internals
 from tests.cli.commands import Call
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.shelves import Shelf
 from tests.support.waiting import eventually, is_running
 
@@ -127,8 +127,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     ("arguments", "end"),
     [
         (["--quiet", "0.2s"], "quiet"),
-        (["--quiet", "0", "--graphs", "2"], "graphs"),
-        pytest.param(["--quiet", "0", "--timeout", "15s"], "timeout", marks=slow),
+        pytest.param(["--quiet", "0", "--timeout", "15s"], "timeout", marks=nightly),
     ],
 )
 def test_check_ends_a_long_program_but_not_while_it_compiles(
@@ -152,6 +151,7 @@ time.sleep(600)
     assert not is_running(int((tmp_path / "alive").read_text()))
 
 
+@slow
 def test_check_ends_if_a_process_was_killed_while_it_compiled(call: Call, tmp_path: Path) -> None:
     job = f"""{LOOKS_UP}
 if len(sys.argv) == 1:
@@ -219,7 +219,7 @@ for _ in range(2):
 @pytest.mark.parametrize(
     ("job", "code", "message"),
     [
-        ("raise SystemExit(7)", 1, "ended by itself with 7"),
+        pytest.param("raise SystemExit(7)", 1, "ended by itself with 7", marks=slow),
         ("", 1, "ended by itself\nnothing was compiled, so nothing is warm: "),
         (
             f"{LOOKS_UP}look_up('hit', 'a2'); look_up('miss', 'a1'); save('a1')",

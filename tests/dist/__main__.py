@@ -100,18 +100,9 @@ def check_sdist(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {
-        "LICENSE",
-        "Makefile",
-        "README.md",
-        *BESIDE,
-        "constraints.txt",
-        "docs/threat-model.md",
-        "docs/reasons.md",
-        "infra/dist/metadata.py",
-        "infra/dist/pages.py",
-        "pyproject.toml",
-        "s3cache/py.typed",
-        "tests/conftest.py",
+        *("LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml", *BESIDE),
+        *("docs/threat-model.md", "docs/reasons.md", "s3cache/py.typed", "tests/conftest.py"),
+        *("infra/dist/metadata.py", "infra/dist/pages.py"),
     }
     assert needed <= names, needed - names
     built = {name for name in names if re.search(r"(^|/)(\.venv|build|dist|__pycache__)/", name)}
@@ -160,19 +151,10 @@ def check_installed(wheel: Path, place: Path) -> None:
 
 def check_explained(command: str, place: Path) -> None:
     """Check that ``s3cache explain`` finds the documentation outside of the checkout."""
-    for code, page in (
-        ("untrusted", "reasons.md"),
-        ("kernel", "bypasses.md"),
-        ("clock", "doctor.md"),
-    ):
-        (line,) = run(command, "explain", "--json", code, place=place)
-        found = json.loads(line)
-        assert found["code"] == code, found
-        text = PAGES[f"s3cache/_docs/{page}"].read_text(encoding="utf-8")
-        assert found["text"][:30] in text, found  # links are plain words in the output
-    shown = run(command, "explain", "untrusted", place=place)
+    shown = run(command, "explain", "untrusted", "kernel", "clock", place=place)
     assert any(line.startswith("| `unsigned` |") for line in shown), shown
-    print(f"s3cache explain untrusted: printed {len(shown)} lines, as it should")
+    assert {line.partition(":")[0] for line in shown} >= {"untrusted", "kernel", "clock"}, shown
+    print(f"s3cache explain: printed {len(shown)} lines, as it should")
 
 
 def run(python: str, *arguments: str, place: Path, **variables: str) -> list[str]:

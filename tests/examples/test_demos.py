@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -11,14 +12,13 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import yaml
 
 from tests.support import machines
-from tests.support.marks import nightly, slow
+from tests.support.marks import cases, nightly, slow
 from tests.support.pages import ROOT, files, printed, programs
 from tests.support.scripts import python
 from tests.support.waiting import LONG_S
@@ -32,8 +32,9 @@ def at_home(place: Path) -> dict[str, str]:
     return {**os.environ, **places, "FORCE_COLOR": ""}
 
 
-# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
-@slow
+# Nightly only: tests/equal/kinds checks in every run that a program compiles here and hits
+# elsewhere, and make test-dist that `s3cache run` turns the cache on.
+@nightly
 @pytest.mark.timeout(900)
 def test_the_second_machine_hits_and_prints_the_same_losses(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
@@ -104,8 +105,8 @@ def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
     return python("-m", "pytest", *ARGUMENTS, cwd=project, timeout_s=550)
 
 
-# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
-@slow
+# Nightly only: tests/testing/test_plugin.py compares two such machines in each slow run.
+@nightly
 @pytest.mark.timeout(900)
 def test_its_tests_pass(project: Path) -> None:
     done = run_tests(project)
@@ -161,6 +162,8 @@ def numbers(output: str, row: str) -> list[int]:
     return [0 if cell == "-" else int(cell) for cell in line.removeprefix(row).split()]
 
 
+# Slow only: tests/faults/test_kill.py kills processes, and looks for lost entries, in every run.
+@slow
 def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
     output, _ = demo.communicate(timeout=LONG_S)
@@ -179,7 +182,7 @@ def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> No
     assert processes_in(tmp_path) == []
 
 
-@slow
+@nightly
 def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
     assert demo.stdout is not None
@@ -195,15 +198,33 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-BLOCKS = [
-    pytest.param(
-        code,
-        id=f"{page.name}-{number}",
-        marks=[slow] if "torch" in code and page.name != "README.md" else [],
-    )
-    for page in PAGES
-    for number, code in enumerate(programs(page))
-]
+BLOCKS = {
+    f"{page.name}-{number}": code for page in PAGES for number, code in enumerate(programs(page))
+}
+# Those that compile; make test runs the one of the README.
+COMPILING = [name for name, code in BLOCKS.items() if "torch" in code]
+RUN = """
+import contextlib, io, json, runpy, sys
+outputs = []
+for path in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as written:
+        runpy.run_path(path, run_name="__main__")
+    outputs.append(written.getvalue().splitlines())
+print(json.dumps(outputs))
+"""
+
+
+def test_programs_run_and_print_the_stated_output(tmp_path: Path) -> None:
+    """One process runs all that compile nothing."""
+    names = [name for name in BLOCKS if name not in COMPILING]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(BLOCKS[name])
+    files = [str(tmp_path / f"{name}.py") for name in names]
+    done = python("-c", RUN, *files, env=at_home(tmp_path), cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = {name: printed(BLOCKS[name]) for name in names}
+    assert dict(zip(names, json.loads(done.stdout), strict=True)) == expected
+    assert all(expected.values()), "a program must print something"
 
 
 def run_block(path: str) -> None:
@@ -215,17 +236,9 @@ def run_block(path: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-@pytest.mark.parametrize("code", BLOCKS)
-def test_a_program_runs_and_prints_the_stated_output(code: str, tmp_path: Path) -> None:
-    done: Any
-    if "torch" in code:  # make test-dist runs the first one in a new process
-        (tmp_path / "block.py").write_text(code)
-        job = f"{__name__}:run_block", str(tmp_path / "block.py")
-        done = machines.Machine(tmp_path / "machine").run(*job, server=0)
-    else:
-        done = python("-c", code, env=at_home(tmp_path), cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    expected = printed(code)
-    assert expected, "the program must print something"
-    assert done.stdout.splitlines() == expected
+@pytest.mark.parametrize("name", cases(COMPILING, slow_ones={*COMPILING} - {"README.md-0"}))
+def test_a_program_that_compiles_prints_the_stated_output(name: str, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(BLOCKS[name])
+    job = f"{__name__}:run_block", str(tmp_path / "block.py")
+    done = machines.Machine(tmp_path / "machine").run(*job, server=0)
+    assert (done.stderr, done.stdout.splitlines()) == ("", printed(BLOCKS[name])) != ("", [])

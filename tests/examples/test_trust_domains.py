@@ -89,15 +89,16 @@ def test_only_examples_that_save_have_a_signing_key() -> None:
     assert "secret" not in json.dumps(manifests("irsa")).lower()
 
 
-@pytest.mark.parametrize(
-    ("example", "audiences"),
-    [("main", ["main"]), ("pull-request", ["main", "pulls"]), ("mounted-secrets", ["main"])],
-)
-def test_an_example_trusts_the_keys_of_its_domain(example: str, audiences: list[str]) -> None:
-    given = environment(example)
-    text = re.sub(r"\$\{\{ vars\.\w+_PUBLIC_KEY \}\}", KEY, given["S3CACHE_TRUSTED_KEYS"])
-    found = parse_trusted(text, audience=given["S3CACHE_AUDIENCE"])
-    assert [trusted.audience for trusted in found] == audiences
+def test_an_example_trusts_the_keys_of_its_domain() -> None:
+    for example, audiences in (
+        ("main", ["main"]),
+        ("pull-request", ["main", "pulls"]),
+        ("mounted-secrets", ["main"]),
+    ):
+        given = environment(example)
+        text = re.sub(r"\$\{\{ vars\.\w+_PUBLIC_KEY \}\}", KEY, given["S3CACHE_TRUSTED_KEYS"])
+        trusted = parse_trusted(text, audience=given["S3CACHE_AUDIENCE"])
+        assert [it.audience for it in trusted] == audiences
 
 
 # -- GitHub
@@ -126,9 +127,8 @@ def test_a_pull_request_has_no_secrets_of_main() -> None:
 
 def test_a_pull_request_of_a_fork_requests_no_credentials_and_has_no_remote() -> None:
     """GitHub gives a fork no credentials, and its job must not fail because of that."""
-    (credentials,) = [
-        step for step in job("pull-request")["steps"] if "configure-aws" in step.get("uses", "")
-    ]
+    steps = job("pull-request")["steps"]
+    (credentials,) = [step for step in steps if "configure-aws" in step.get("uses", "")]
     assert credentials["if"] == "env.IS_OURS == 'true'"
     url = environment("pull-request")["S3CACHE_URL"]
     assert url == "${{ env.IS_OURS == 'true' && vars.PULLS_URL || '' }}"
@@ -136,12 +136,12 @@ def test_a_pull_request_of_a_fork_requests_no_credentials_and_has_no_remote() ->
     assert "head.repo.full_name == github.repository" in is_ours
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_job_gets_a_token_and_only_the_program_gets_the_signing_key(name: str) -> None:
-    assert workflow(name)["permissions"] == {}
-    assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
-    with_secrets = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
-    assert [step["run"] for step in with_secrets] == ["python -m s3cache run train.py"]
+def test_a_job_gets_a_token_and_only_the_program_gets_the_signing_key() -> None:
+    for name in WORKFLOWS:
+        assert workflow(name)["permissions"] == {}
+        assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
+        with_secrets = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
+        assert [step["run"] for step in with_secrets] == ["python -m s3cache run train.py"]
 
 
 def test_training_reads_its_trust_settings_from_a_read_only_file() -> None:

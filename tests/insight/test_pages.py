@@ -101,6 +101,8 @@ def test_everything_from_records_is_escaped() -> None:
     for _, name, value in shown.attributes:
         assert HOSTILE not in value
         assert not name.startswith("on")
+    assert json.loads(trace(hostile()))["traceEvents"][0]["args"]["name"].count(HOSTILE) == 2
+    assert json.loads(trace([]))["traceEvents"] == []
 
 
 def test_the_page_loads_no_other_resource() -> None:
@@ -121,21 +123,29 @@ def test_the_page_shows_no_lookups_and_very_many_lookups() -> None:
     assert sum_up([long]).misses == 2_000
 
 
+@pytest.mark.needs("recall")
+def test_frames_are_counted_by_outcome_and_have_a_separate_lane() -> None:
+    totals = sum_up(recalling())
+    assert totals.features["recall"] == {"recalled": 2, "traced": 1, "refused: object": 1}
+    assert totals.codes == ["object"]
+    text = Elements(page(recalling())).text
+    assert "recall: 2 recalled, 1 traced, 1 refused: object." in text
+    assert "read on: s3cache explain object" in text
+    events = json.loads(trace(recalling()))["traceEvents"]
+    spans = {it["args"]["name"]: it for it in events if it["ph"] == "X" and it["dur"] > 1e5}
+    assert spans["f0 x.py:0"]["name"] == "recall: recalled"
+    assert spans["f3 x.py:3"]["name"] == "recall: refused: object"
+    (lane,) = {it["tid"] for it in spans.values()}
+    named = {it["tid"]: it["args"]["name"] for it in events if it["name"] == "thread_name"}
+    assert named[lane] == "recall"
+    assert "recall" not in json.dumps(shown())
+    assert "rames" not in Elements(page(fetched())).text
+
+
 def test_fetched_entries_that_were_not_looked_up_are_counted() -> None:
     totals = sum_up(fetched())
     assert (totals.unused, totals.unused_bytes) == (2, 2_000)
     assert "fetched, not used" in page(fetched())
-
-
-@pytest.mark.needs("recall")
-def test_frames_are_counted_by_outcome() -> None:
-    totals = sum_up(recalling())
-    assert totals.features["recall"] == {"recalled": 2, "traced": 1, "refused: object": 1}
-    assert totals.codes == ["object"]
-    shown = Elements(page(recalling())).text
-    assert "recall: 2 recalled, 1 traced, 1 refused: object." in shown
-    assert "read on: s3cache explain object" in shown
-    assert "rames" not in Elements(page(fetched())).text
 
 
 EVENTS = (
@@ -179,22 +189,3 @@ def test_overlapping_spans_are_in_separate_lanes() -> None:
     assert len({each["tid"] for each in shown() if each["name"] == "upload"}) == 2
     named = {(each["pid"], each["tid"]) for each in shown() if each["name"] == "thread_name"}
     assert lanes.keys() <= named
-
-
-@pytest.mark.needs("recall")
-def test_frames_are_in_a_separate_lane() -> None:
-    found = json.loads(trace(recalling()))["traceEvents"]
-    spans = {
-        each["args"]["name"]: each for each in found if each["ph"] == "X" and each["dur"] > 1e5
-    }
-    assert spans["f0 x.py:0"]["name"] == "recall: recalled"
-    assert spans["f3 x.py:3"]["name"] == "recall: refused: object"
-    (lane,) = {each["tid"] for each in spans.values()}
-    named = {each["tid"]: each["args"]["name"] for each in found if each["name"] == "thread_name"}
-    assert named[lane] == "recall"
-    assert "recall" not in json.dumps(shown())
-
-
-def test_hostile_text_stays_text() -> None:
-    assert json.loads(trace(hostile()))["traceEvents"][0]["args"]["name"].count(HOSTILE) == 2
-    assert json.loads(trace([]))["traceEvents"] == []

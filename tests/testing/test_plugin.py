@@ -17,6 +17,7 @@ from s3cache.testing import Machine, MotoBucket, MotoServer, Outcome, assert_war
 from tests.support import machines
 from tests.support.marks import slow
 from tests.support.scripts import python
+from tests.testing import jobs
 
 HEAVY = ("torch", "numpy", "boto3", "botocore", "aioboto3", "moto", "flask", "hypothesis", "http")
 
@@ -35,41 +36,20 @@ def test_a_run_without_our_fixtures_imports_no_heavy_packages(tmp_path: Path) ->
     loaded = set(done.stdout.split())
     assert "s3cache.testing.plugin" in loaded
     assert loaded.isdisjoint(HEAVY)
-    assert {name for name in loaded if name.startswith("s3cache")} == {
-        "s3cache",
-        "s3cache.util",
-        "s3cache.testing",
-        "s3cache.testing.plugin",
-    }
+    ours = {"s3cache", "s3cache.util", "s3cache.testing", "s3cache.testing.plugin"}
+    assert {name for name in loaded if name.startswith("s3cache")} == ours
 
 
-def use_the_bucket() -> str:
-    """List and put in the store that the environment names."""
-    import asyncio
-    import os
-
-    from s3cache.store import open_store
-
-    async def use() -> str:
-        store = open_store(os.environ["S3CACHE_URL"])
-        before = [info.key async for info in store.list()]
-        await store.put("key", b"content")
-        after = [info.key async for info in store.list()]
-        await store.aclose()
-        return f"{before} {after}"
-
-    return asyncio.run(use())
-
-
-@pytest.mark.parametrize("test", ["one", "another"])
 def test_a_program_needs_its_environment_only_and_the_bucket_is_empty(
-    test: str, s3cache_moto: MotoBucket, tmp_path: Path
+    s3cache_moto: MotoBucket, s3cache_moto_server: MotoServer, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path / test, **s3cache_moto.environment)
-    assert machine.call(use_the_bucket).result == "[] ['key']"
+    machine = Machine(tmp_path / "machine", **s3cache_moto.environment)
+    assert machine.call(jobs.use_the_bucket).result == "[] ['key']"
     assert s3cache_moto.secret_key not in s3cache_moto.url + repr(s3cache_moto)
+    assert s3cache_moto_server.make_bucket().url != s3cache_moto.url
 
 
+@slow
 def test_the_server_ends_with_the_process_that_started_it() -> None:
     """It ends even if that process is killed and does not close it."""
     code = (
@@ -108,7 +88,7 @@ def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: P
 
     def run(server: int, job: str = "train") -> Outcome:
         machine = machines.Machine(tmp_path / f"{server}-{job}")
-        return machine.run(f"tests.testing.warm_job:{job}", url, server=server)
+        return machine.run(f"tests.testing.jobs:{job}", url, server=server)
 
     first, second = run(0), run(1)
     assert second.stats.misses  # misses alone are no reason to fail

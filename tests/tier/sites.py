@@ -57,7 +57,7 @@ class Site:
         self.events: list[TransferEvent] = []
         self.problems: list[Exception] = []
         self.listeners = Listeners()
-        self.listeners.add(self.events.append)
+        self.listeners.subscribe(self.events.append)
         self.uploads = Uploads(
             self.loop,
             Settings(**{"upload_concurrency": 4, **limits}),

@@ -42,7 +42,7 @@ class Remote:
     def __init__(self, disk: DiskTier | None, store: Store, **changes: Any) -> None:
         self.events: list[TransferEvent] = []
         replaceable, listeners = Replaceable(everything=False), Listeners()
-        listeners.add(self.events.append)
+        listeners.subscribe(self.events.append)
         local = LocalTier(disk, Counters(), Problems(strict=False), replaceable)
         self.tier = RemoteTier(store, settings(None, **changes), listeners, local, replaceable)
 

@@ -87,7 +87,7 @@ async def test_text_of_a_server_is_escaped_in_logs(
 
 
 @pytest.mark.parametrize(
-    "command", ["ls", "ls --long", "inspect", "verify", "stats --by=tag", "mirror", "rm --dry-run"]
+    "command", ["ls", "ls --long", "inspect", "verify", "mirror", "rm --dry-run"]
 )
 def test_metadata_forges_no_line_of_a_command(
     command: str,
