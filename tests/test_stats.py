@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.stats import (
-    CacheStats,
-    Counters,
-    HistogramSnapshot,
-    LevelStats,
-    Reason,
-)
+from s3cache.stats import CacheStats, Counters, HistogramSnapshot, LevelStats, Reason
 from s3cache.store import MemoryStore
 from tests.support.caching import KEY, entry, open_cache
 from tests.support.faulty import FaultyStore
@@ -74,10 +68,8 @@ def test_no_count_is_lost_between_threads() -> None:
         assert stats.lookups == latency.count == sum(latency.buckets) == latency.total_s * 2
     for thread in threads:
         thread.join()
-    assert (counters.read(CacheStats).lookups, counters.read(CacheStats).hit_bytes["local"]) == (
-        2_000,
-        2_000,
-    )
+    stats = counters.read(CacheStats)
+    assert (stats.lookups, stats.hit_bytes["local"]) == (2_000, 2_000)
 
 
 def test_a_closed_cache_keeps_its_requests_and_pending_uploads(tmp_path: Path) -> None:
