@@ -115,7 +115,7 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
 
 docs-settings: $(READY) ## update the tables of settings, metrics, reasons and events in docs/
-	$(BIN)/python -m infra.docs.settings $(ARGS)
+	$(BIN)/python -m infra.docs.settings
 	$(BIN)/python -m infra.docs.options
 	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics

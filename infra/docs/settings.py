@@ -1,19 +1,16 @@
 """Update the tables of docs/configuration.md from the settings.
 
-    .venv/bin/python -m infra.docs.settings [--check]
+    .venv/bin/python -m infra.docs.settings
 
 Each row has a setting's name, its default and its meaning. Names and defaults come from the
 dataclasses that declare them. Rows of removed settings are removed. The meaning is written on the
 page, where it can link to other pages; a new setting gets an empty cell, below the setting that is
-declared before it. With ``--check`` nothing is written, and the status is 1 if the page is out of
-date.
+declared before it.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -91,17 +88,5 @@ def _row_of(lines: list[str], name: str) -> int | None:
     return None
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
-    options = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
-    new = updated(page)
-    if options.check:
-        return int(new != page)
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -46,7 +46,7 @@ def main() -> int:
     print(text)
     if options.page:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(fill(page, "soak", text), encoding="utf-8")
+        options.page.write_text(fill(page, "bench:soak", text), encoding="utf-8")
     bad = list(complaints(results))
     for complaint in bad:
         print(f"BAD: {complaint}")
