@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copyreg
-import decimal
 import functools
 import itertools
-import logging
 import os
 import re
 import sys
 import tempfile
-import threading
-import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -58,17 +52,9 @@ class _Place:
     value = 0
     there: Any = None
 
-    @property
-    def computed(self) -> int:
-        return self.value
 
-
-_place = _Place()
 _variable: contextvars.ContextVar[int] = contextvars.ContextVar("s3cache_asking", default=0)
-_own = threading.local()
 _tensor = torch.zeros(3, requires_grad=True)
-_module = types.ModuleType("s3cache_asking_module")
-_logger = logging.getLogger("s3cache_asking")
 
 
 def _set(owner: Any, name: str, *values: Any) -> Callable[[int], Any]:
@@ -93,14 +79,9 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
         lambda: int(os.environ.get("ASKED_BY_A_PROGRAM", "0")),
         lambda to: patch.dict(os.environ, {"ASKED_BY_A_PROGRAM": str(to)}),
     ),
-    "a logger's level": (lambda: _logger.level == 10, _set(_logger, "level", 20, 10)),
     "NumPy's error state": (
         lambda: np.geterr()["divide"] == "raise",
         lambda to: np.errstate(divide=("warn", "raise")[to]),
-    ),
-    "a decimal context": (
-        lambda: decimal.getcontext().prec == 7,
-        lambda to: decimal.localcontext(decimal.Context(prec=28 - 21 * to)),
     ),
     "filters of warnings": (
         lambda: any("s3cache_asking" in str(each) for each in warnings.filters),
@@ -110,23 +91,8 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
         ),
     ),
     "a context variable": (_variable.get, lambda to: switched(_variable.get, _variable.set, to)),
-    "a thread's own value": (lambda: getattr(_own, "to", 0), _set(_own, "to", 0, 1)),
-    "the interpreter": (
-        lambda: sys.getswitchinterval() > 0.01,
-        lambda to: switched(sys.getswitchinterval, sys.setswitchinterval, (0.005, 0.02)[to]),
-    ),
     "a file": (lambda: os.path.exists(_file()), _with_file),
-    "copyreg": (
-        lambda: _Place in copyreg.dispatch_table,
-        lambda to: patch.dict(copyreg.dispatch_table, {_Place: str} if to else {}),
-    ),
-    "an attribute": (lambda: _place.value, _set(_Place, "value", 0, 1)),
-    "a property": (lambda: _place.computed, _set(_Place, "value", 0, 1)),
-    "a weak reference": (
-        lambda: bool(_Place.there),
-        _set(_Place, "there", None, weakref.ref(_place)),
-    ),
-    "a module": (lambda: getattr(_module, "to", 0), _set(_module, "to", 0, 1)),
+    "an attribute": (lambda: _Place.value, _set(_Place, "value", 0, 1)),
     "a tensor's grad": (
         lambda: _tensor.grad is not None,
         _set(_tensor, "grad", None, torch.ones(3)),
