@@ -35,25 +35,22 @@ def updated(page: str) -> str:
     Raises:
         ValueError: the page has no row to put a new setting below.
     """
-    lines = page.splitlines()
+    lines, known = page.splitlines(), set[str]()
     for owner, without in DECLARED:
-        declared = [each for each in fields(owner) if each.name not in without]
         at = -1
-        for each in declared:
-            found = _row_of(lines, each.name)
-            if found is None:
-                if at < 0:
-                    raise ValueError(f"{each.name}: no row of {owner.__name__} comes before it")
+        for each in fields(owner):
+            if each.name in without:
+                continue
+            known.add(each.name)
+            found = [row for line in lines if (row := _ROW.match(line)) and row[1] == each.name]
+            if not found and at < 0:
+                raise ValueError(f"{each.name}: no row of {owner.__name__} comes before it")
+            if found:
+                at = lines.index(found[0][0])
+                lines[at] = _row(each, found[0][2])
+            else:
                 at += 1
                 lines.insert(at, _row(each, ""))
-            else:
-                at = found
-                matched = _ROW.match(lines[at])
-                assert matched is not None
-                lines[at] = _row(each, matched[2])
-    known = {each.name for owner, _ in DECLARED for each in fields(owner)} - {
-        name for _, without in DECLARED for name in without
-    }
     kept = [line for line in lines if not (row := _ROW.match(line)) or row[1] in known]
     return "\n".join(kept) + "\n"
 
@@ -79,13 +76,6 @@ def default_of(declared: Field[Any]) -> str:
 
 def _row(declared: Field[Any], text: str) -> str:
     return f"| `{declared.name}` | {default_of(declared)} | {text} |".replace("|  |", "| |")
-
-
-def _row_of(lines: list[str], name: str) -> int | None:
-    for index, line in enumerate(lines):
-        if (row := _ROW.match(line)) and row[1] == name:
-            return index
-    return None
 
 
 if __name__ == "__main__":
