@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -38,14 +39,6 @@ _aten = torch.ops.aten
 # -- state: each item is a question with the answer 0 or 1, and a context that sets the answer
 
 
-@contextlib.contextmanager
-def _undo(undo: Callable[[], Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        undo()
-
-
 class _Place:
     """An object somewhere in a program."""
 
@@ -61,17 +54,12 @@ def _set(owner: Any, name: str, *values: Any) -> Callable[[int], Any]:
     return lambda to: patch.object(owner, name, values[to], create=True)
 
 
-def _file() -> str:
-    return os.path.join(tempfile.gettempdir(), f"s3cache-asking-{os.getpid()}")
+def _file(there: bool) -> None:
+    _path().touch() if there else _path().unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _with_file(to: int) -> Iterator[None]:
-    if to:
-        with open(_file(), "x", encoding="utf-8"), _undo(lambda: os.unlink(_file())):
-            yield
-    else:
-        yield
+def _path() -> Path:
+    return Path(tempfile.gettempdir(), "s3cache-asking")
 
 
 _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
@@ -91,7 +79,7 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
         ),
     ),
     "a context variable": (_variable.get, lambda to: switched(_variable.get, _variable.set, to)),
-    "a file": (lambda: os.path.exists(_file()), _with_file),
+    "a file": (lambda: _path().exists(), lambda to: switched(_path().exists, _file, bool(to))),
     "an attribute": (lambda: _Place.value, _set(_Place, "value", 0, 1)),
     "a tensor's grad": (
         lambda: _tensor.grad is not None,
@@ -125,8 +113,10 @@ def _custom(register: Callable[[Any, Ask], None], call: Any = None) -> Any:
         definition.register_fake(torch.empty_like)
         definition.register_autograd(lambda ctx, grad: grad * 2)
         register(definition, ask)
-        with _undo(definition._lib._destroy):
+        try:
             yield
+        finally:
+            definition._lib._destroy()
 
     def program(x: Tensor) -> Any:
         operator = getattr(torch.ops.s3cache_asking, name.partition("::")[2])
@@ -166,7 +156,8 @@ def _library(key: str) -> Any:
     def registered(ask: Ask) -> Iterator[None]:
         library = torch.library.Library("s3cache_asking_more", "FRAGMENT")
         library.define(f"{name}(Tensor x) -> Tensor")
-        with _undo(library._destroy), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            stack.callback(library._destroy)
             if key != "a table":
                 library.impl(name, lambda x: x * _by(ask), key)
             else:
