@@ -63,11 +63,10 @@ test-slow: triton ## the cases of test-all that test leaves out
 	$(IF_POSSIBLE) $(PYTEST) tests $(SHARED) $(THOROUGH) -m "slow and not nightly" $(ARGS)
 
 # All commands run, even if others fail.
-test-nightly: triton ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
+test-nightly: triton ## everything: all cases, soak, perturbations, fuzzers, frameworks; hours
 	status=0; \
 	$(IF_POSSIBLE) $(PYTEST) tests $(SHARED) $(THOROUGH) $(ARGS) || status=1; \
 	$(IF_POSSIBLE) $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) || status=1; \
-	nice $(BIN)/python -m tests.equal.operators || status=1; \
 	tests/fuzz/run.sh || status=1; \
 	$(MAKE) --keep-going ARGS= test-perturb test-frameworks || status=1; \
 	exit $$status
@@ -92,7 +91,7 @@ test-frameworks: ## other people's trainers, unmodified, on two machines; an hou
 	nice .venv-frameworks/bin/python -m tests.frameworks $(ARGS)
 
 # It forks, and torch traces nothing in the fork of a process that has seen a GPU.
-test-perturb: $(READY) ## 5,700 changes to programs: each must miss or do what a cold compile does; 40 minutes
+test-perturb: $(READY) ## 5,800 pairs of programs: the second must miss or do what a cold compile does; 40 minutes
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore -m tests.equal $(ARGS)
 
 test-fleet: $(READY) ## 500 jobs with a leader that dies, stops, is cut off or slow, and 30 with torch; half an hour
@@ -115,7 +114,7 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
 
 docs-settings: $(READY) ## update the tables of settings, metrics, reasons and events in docs/
-	$(BIN)/python -m infra.docs.settings $(ARGS)
+	$(BIN)/python -m infra.docs.settings
 	$(BIN)/python -m infra.docs.options
 	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics

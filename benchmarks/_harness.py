@@ -111,6 +111,15 @@ def all_met(results: Sequence[Result]) -> bool:
     return all(bar.met is not False for result in results for bar in result.bars)
 
 
+def finish(results: Sequence[Result], path: str | None, environment: Mapping[str, Any]) -> int:
+    """Print the results, write them to ``path`` if there is one, and return the exit status."""
+    for result in results:
+        print(f"\n{result.markdown()}", flush=True)
+    if path:
+        write_results(path, environment, results)
+    return int(not all_met(results))
+
+
 def parts_of(text: str, known: Sequence[str]) -> list[str]:
     """Return the names of parts in a value of ``--parts``."""
     parts = text.split(",")
@@ -230,10 +239,11 @@ def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-def in_fresh_process(module: str, request: dict[str, Any]) -> dict[str, Any]:
+def in_fresh_process(
+    module: str, request: dict[str, Any], environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run ``module`` as a program with ``request`` as JSON; return the JSON of its last line."""
-    child = subprocess.run(
-        [sys.executable, module, json.dumps(request)], stdout=subprocess.PIPE, check=True, text=True
-    )
+    command = [sys.executable, module, json.dumps(request)]
+    child = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     answer: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,8 @@ from typing import Any, TypeAlias
 
 from _first_step import Request
 from _harness import Gateway, shuffled_rounds
+
+from s3cache.testing import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -228,16 +229,9 @@ class Bench:
         disk = self.disk(case.disk or f"empty-{self._disks}")
         if case.copy_of and case.copy_of.exists() and not disk.exists():
             shutil.copytree(case.copy_of, disk, symlinks=True)
-        environment = {
-            **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
-            "PYTHONPATH": str(ROOT),
-            **self._environment,
-            **case.environment,
-        }
-        for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
-            (disk / name.lower()).mkdir(parents=True, exist_ok=True, mode=0o700)
-            environment[name] = str(disk / name.lower())
-        training = Training(case.request, environment)
+        variables = {"PYTHONPATH": str(ROOT), "S3CACHE_JOB_PROFILES": "1"}  # as for users
+        variables |= {**self._environment, **case.environment}
+        training = Training(case.request, Machine(disk, **variables).environment)
         try:
             case.check(training.answer)
         except UnexpectedStart:

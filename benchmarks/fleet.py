@@ -16,11 +16,11 @@ import asyncio
 import random
 import sys
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from _harness import Bar, Result, all_met, write_results
+from _harness import Bar, Result, finish
 
 from s3cache.errors import StoreError, TransientError
 from s3cache.features.single_flight.leases import PREFIX, Leases
@@ -101,10 +101,9 @@ class Node:
                     self._local.add(graph)
 
     async def _is_there(self, graph: int) -> bool:
-        try:
-            return await self._store.head(f"v1/{graph}") is not None
-        except StoreError:
-            return False
+        with suppress(StoreError):
+            return await self._is_published(graph)
+        return False
 
     async def _lead(self, graph: int) -> None:
         bucket, loop = self._bucket, asyncio.get_running_loop()
@@ -182,7 +181,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--graphs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
     bucket = Bucket(random.Random(options.seed))
     hung = run_virtually(_fleet(options, bucket))
@@ -214,10 +213,7 @@ def main() -> int:
         Bar("writes a second and prefix", writes, "at most", WRITES_A_SECOND),
         Bar("ranks that hang", hung, "at most", 0),
     ]
-    print(result.markdown())
-    if options.json:
-        write_results(str(options.json), {"seed": options.seed}, [result])
-    return 0 if all_met([result]) else 1
+    return finish([result], options.json, {"seed": options.seed})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import tempfile
 import time
 from dataclasses import asdict, replace
 
-from _harness import Bar, Result, all_met, key_of, write_results
+from _harness import Bar, Result, finish, in_fresh_process, key_of
 
 import s3cache
 from s3cache import frame
@@ -47,19 +47,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", help="file for the samples")
-    parser.add_argument("--proxy", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.proxy:
-        asyncio.run(_proxy(options.proxy))
-    elif options.program:
-        print(_program(*json.loads(options.program)))
-    else:
-        return _measure(options.rounds, options.json)
-    return 0
+    return finish([_measure(options.rounds)], options.json, {})
 
 
-def _measure(rounds: int, where: str | None) -> int:
+def _measure(rounds: int) -> Result:
     waited = {(name, on): list[float]() for name in PROGRAMS for on in (False, True)}
     with (
         MotoServer() as server,
@@ -77,7 +69,7 @@ def _measure(rounds: int, where: str | None) -> int:
             for (name, on), times in waited.items():
                 times.append(_run(root, bucket, *PROGRAMS[name], on=on))
         proxy.terminate()
-    return _show(waited, where)
+    return _result(waited)
 
 
 def _run(
@@ -87,14 +79,9 @@ def _run(
     with tempfile.TemporaryDirectory(dir=root) as home:
         environment = {name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH")}
         environment |= {"HOME": home, "AWS_EC2_METADATA_DISABLED": "true"}
-        what = json.dumps([asdict(bucket), imported, traced_s, on, saves])
-        done = subprocess.run(
-            [sys.executable, __file__, "--program", what],
-            env=environment,
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        return float(done.stdout)
+        program = {"imported": imported, "traced_s": traced_s, "on": on, "saves": saves}
+        answer = in_fresh_process(__file__, {"bucket": asdict(bucket), **program}, environment)
+        return float(answer["elapsed_s"])
 
 
 def _program(
@@ -141,7 +128,7 @@ async def _proxy(server_port: int) -> None:
     await server.serve_forever()
 
 
-def _show(waited: dict[tuple[str, bool], list[float]], where: str | None) -> int:
+def _result(waited: dict[tuple[str, bool], list[float]]) -> Result:
     title = f"Waited for {GRAPHS} graphs, {ROUND_TRIP_S * 1e3:.0f} ms of round trip"
     result = Result(title, ["", "without a profile", "with a job profile", "most"])
     for name in PROGRAMS:
@@ -151,11 +138,14 @@ def _show(waited: dict[tuple[str, bool], list[float]], where: str | None) -> int
         if PROGRAMS[name][0] != "nothing":
             result.bars.append(Bar(name, with_it, "at most", WAITED_AT_MOST_S, "s"))
     result.samples = {f"{name}, {on}": times for (name, on), times in waited.items()}
-    print(result.markdown())
-    if where is not None:
-        write_results(where, {}, [result])
-    return not all_met([result])
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    match sys.argv[1:]:
+        case ["--proxy", port]:
+            asyncio.run(_proxy(int(port)))
+        case [program] if program.startswith("{"):
+            print(json.dumps({"elapsed_s": _program(**json.loads(program))}))
+        case _:
+            sys.exit(main())

@@ -14,13 +14,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
-from _harness import Bar, Result, all_met, environment, write_results
+from _harness import Bar, Result, environment, finish, in_fresh_process
 from _start import ROOT
 
 _LAYERS = (6, 24)
@@ -68,11 +67,8 @@ def _keys_ms(layers: int, side: str) -> dict[str, float]:
 
 def _in_a_process(layers: int, side: str, root: str) -> dict[str, float]:
     places = {"S3CACHE_LOCAL_DIR": f"{root}/local", "TORCHINDUCTOR_CACHE_DIR": f"{root}/inductor"}
-    environment = {**os.environ, **places, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__, "--one", str(layers), side]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    variables = {**os.environ, **places, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+    return in_fresh_process(__file__, {"layers": layers, "side": side}, variables)
 
 
 def measure(rounds: int) -> Result:
@@ -105,17 +101,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", help="where to write the result")
-    parser.add_argument("--one", nargs=2, metavar=("LAYERS", "SIDE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(_keys_ms(int(options.one[0]), options.one[1])))
-        return 0
-    result = measure(options.rounds)
-    print(result.markdown())
-    if options.json:
-        write_results(options.json, environment("torch"), [result])
-    return int(not all_met([result]))
+    return finish([measure(options.rounds)], options.json, environment("torch"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] and sys.argv[1].startswith("{"):
+        print(json.dumps(_keys_ms(**json.loads(sys.argv[1]))))
+    else:
+        sys.exit(main())

@@ -24,9 +24,9 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from _harness import Bar, Gateway, Result, all_met, median_ratio, write_results
+from _harness import Bar, Gateway, Result, finish, in_fresh_process, median_ratio
 from _start import ROOT
 
 from s3cache.util.text import counted
@@ -44,11 +44,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--nodes", type=int, default=1, help="machines, each with its own disk")
     parser.add_argument("--json", help="file for the samples")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.job:
-        print(json.dumps(_job(*json.loads(options.job))), flush=True)
-        return 0
     if gateway := Gateway.from_environment():
         gateway.create_bucket()
     # The ranks, the nodes, and the variables if s3cache is on.
@@ -65,16 +61,13 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
             for name, (ranks, nodes, variables) in cases.items():
                 store = [*cases].index(OURS if name == WARM else name)
-                job = [ranks, options.layers, variables is not None, nodes]
+                job = {"ranks": ranks, "layers": options.layers, "nodes": nodes}
                 answer = _run(Path(folder), f"store-{store}", job, variables)
                 print(f"round {number + 1}, {name}: {answer}", flush=True)
                 for key, value in answer.items():
                     samples[name][key].append(value)
     result = _result(options.ranks, options.nodes, samples)
-    print(f"\n{result.markdown()}")
-    if options.json:
-        write_results(options.json, {"cpus": os.cpu_count()}, [result])
-    return int(not all_met([result]))
+    return finish([result], options.json, {"cpus": os.cpu_count()})
 
 
 def _result(ranks: int, nodes: int, samples: _Samples) -> Result:
@@ -90,22 +83,18 @@ def _result(ranks: int, nodes: int, samples: _Samples) -> Result:
     ours, alone = (statistics.median(samples[name]["lowered"]) for name in (OURS, ALONE))
     cpu = {name: found["cpu_s"] for name, found in samples.items()}
     of_all = 0.85 if nodes == 1 else 0.45
+    by_alone = median_ratio(cpu[OURS], cpu[ALONE])
     of_one = median_ratio(cpu[_ONE + OURS], cpu[_ONE + ALONE])
     result.bars = [
         Bar("graphs lowered by all ranks, by those of one", ours / (alone / ranks), "at most", 1),
-        Bar(
-            "CPU of all ranks, by torch alone",
-            median_ratio(cpu[OURS], cpu[ALONE]),
-            "at most",
-            of_all,
-        ),
+        Bar("CPU of all ranks, by torch alone", by_alone, "at most", of_all),
         Bar("CPU of one rank, by torch alone", of_one, "at most", 1.02),
     ]
     return result
 
 
 def _run(
-    folder: Path, store: str, job: list[Any], variables: dict[str, str] | None
+    folder: Path, store: str, job: dict[str, int], variables: dict[str, str] | None
 ) -> dict[str, float]:
     """Run a job on empty machines, in a process that waits for all its descendants."""
     environment = {
@@ -121,13 +110,10 @@ def _run(
             place = f"{folder.name.replace('_', '-')}-{store}".lower()
             options = {"url": gateway.url(place), **gateway.options()}
             environment |= {f"S3CACHE_{name.upper()}": value for name, value in options.items()}
-    command = [sys.executable, __file__, "--job", json.dumps(job)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    answer: dict[str, float] = json.loads(done.stdout)
-    return answer
+    return in_fresh_process(__file__, {**job, "is_on": variables is not None}, environment)
 
 
-def _job(ranks: int, layers: int, is_on: bool, nodes: int) -> dict[str, float]:
+def _job(ranks: int, layers: int, nodes: int, is_on: bool) -> dict[str, float]:
     """Run the ranks, and wait for all their descendants, orphans included."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -160,4 +146,7 @@ def _job(ranks: int, layers: int, is_on: bool, nodes: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] and sys.argv[1].startswith("{"):
+        print(json.dumps(_job(**json.loads(sys.argv[1]))), flush=True)
+    else:
+        sys.exit(main())

@@ -138,33 +138,24 @@ def fill(page: str, name: str, text: str) -> str:
     Raises:
         ValueError: the page has no such block, or several.
     """
-    start, end = f"<!-- bench:{name} -->\n", f"<!-- /bench:{name} -->"
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     block = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
     filled, count = block.subn(lambda _: f"{start}{text}{end}", page)
     if count != 1:
-        raise ValueError(f"found {count} bench:{name} blocks, not 1")
+        raise ValueError(f"found {count} blocks {name}, not 1")
     return filled
 
 
-def fill_page(name: str, results: str, command: str, *, parts: int) -> None:
-    """Put the file of ``results`` into its block of the page, if it has so many parts."""
-    document = json.loads(Path(results).read_text(encoding="utf-8"))
-    if len(document["results"]) == parts:
+def fill_page(name: str, results: Path, command: str, *, parts: int = 0) -> None:
+    """Put the file of ``results`` into its block of the page, if it has so many parts, or any."""
+    document = json.loads(results.read_text(encoding="utf-8"))
+    if len(document["results"]) == (parts or len(document["results"])):
         page = ROOT / "docs/benchmarks.md"
-        text = render(document, command)
-        page.write_text(fill(page.read_text(encoding="utf-8"), name, text), encoding="utf-8")
-
-
-def main() -> None:
-    page = ROOT / "docs/benchmarks.md"
-    filled = page.read_text(encoding="utf-8")
-    for name, command in COMMANDS.items():
-        results = ROOT / f"docs/benchmarks/{name}.json"
-        if results.exists():
-            document = json.loads(results.read_text(encoding="utf-8"))
-            filled = fill(filled, name, render(document, command))
-    page.write_text(filled, encoding="utf-8")
+        text = fill(page.read_text(encoding="utf-8"), f"bench:{name}", render(document, command))
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    for _name, _command in COMMANDS.items():
+        if (_results := ROOT / f"docs/benchmarks/{_name}.json").exists():
+            fill_page(_name, _results, _command)

@@ -11,11 +11,8 @@ Fewer files are not better by themselves, but a reader who follows a hit has to 
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +20,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from s3cache.testing import Machine
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -80,7 +79,8 @@ class Recorder:
         caller = frame.f_back
         while caller is not None and _file(caller.f_code) is None:
             caller = caller.f_back
-        if caller is not None and (other := _file(caller.f_code)) not in (None, file):
+        other = None if caller is None else _file(caller.f_code)
+        if other in self._seen - {file}:  # not what runs this program
             self.route.edges.add((str(other), file))
 
 
@@ -92,39 +92,24 @@ def _file(code: CodeType) -> str | None:
 
 
 def routes() -> dict[str, Route]:
-    """Return the routes of a miss and of a hit from the remote.
-
-    Raises:
-        subprocess.CalledProcessError: a machine failed; its output has been printed.
-    """
+    """Return the routes of a miss and of a hit from the remote."""
     with tempfile.TemporaryDirectory(prefix="s3cache-route-") as root:
         return {what: _machine(Path(root), what) for what in ("miss", "hit")}
 
 
 def _machine(root: Path, what: str) -> Route:
-    home = root / what
-    (home / "tmp").mkdir(parents=True)
-    environment = {
-        "PATH": os.environ.get("PATH", ""),
-        "PYTHONPATH": str(_ROOT),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",
-    }
-    url = f"file://{root}/remote?create=1"
-    # Another option makes another program: no job profile fetches its entry before the lookup.
-    command = [sys.executable, "-W", "ignore", __file__, f"--{what}", url]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    variables = {"PYTHONPATH": str(_ROOT), "PYTHONWARNINGS": "ignore", "S3CACHE_JOB_PROFILES": "1"}
+    variables |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    machine = Machine(root / what, **variables)
+    found = machine.call("benchmarks.route:_record", f"file://{root}/remote?create=1", what).result
     return Route([Stop(**each) for each in found["stops"]], {(a, b) for a, b in found["edges"]})
 
 
-def _record(url: str, what: str) -> Route:
-    """Run the step on this machine; return its route."""
+def _record(url: str, what: str) -> dict[str, Any]:
+    """Run the step on this machine; return its route as JSON."""
     recorder = Recorder()
+    # Another option makes another program: no job profile fetches its entry before the lookup.
+    sys.argv.append(f"--{what}")
 
     import s3cache
     from s3cache.features.job_profile import begin
@@ -151,23 +136,9 @@ def _record(url: str, what: str) -> Route:
     stats = cache.stats()
     counts = (sum(stats.misses.values()), stats.hits["remote"])
     assert counts == ((1, 0) if what == "miss" else (0, 1)), stats
-    return recorder.route
-
-
-def main() -> int:
-    """Print both routes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for what in ("miss", "hit"):
-        parser.add_argument(f"--{what}", metavar="URL", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if url := options.miss or options.hit:
-        route = _record(url, "miss" if options.miss else "hit")
-        print(json.dumps({**asdict(route), "edges": sorted(route.edges)}))
-        return 0
-    for what, route in routes().items():
-        print(f"{what}: {route}")
-    return 0
+    return {**asdict(recorder.route), "edges": sorted(recorder.route.edges)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for _what, _route in routes().items():
+        print(f"{_what}: {_route}")

@@ -16,6 +16,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import _bound
 import _local
@@ -51,7 +52,7 @@ def main() -> int:
     if options.json:
         packages = ("aioboto3", "aiohttp", "botocore", "obstore")
         write_results(options.json, environment(*packages), results)
-        render.fill_page("storage", options.json, "make bench-storage", parts=len(PARTS))
+        render.fill_page("storage", Path(options.json), "make bench-storage", parts=len(PARTS))
     return int(not all_met(results))
 
 

@@ -41,11 +41,10 @@ from _harness import (
     Bar,
     Gateway,
     Result,
-    all_met,
     environment,
+    finish,
     median_ratio,
     parts_of,
-    write_results,
 )
 from _start import (
     COLD,
@@ -208,11 +207,7 @@ def main() -> int:
             results = measure_signed(Path(root), gateway, redis_url, options)
         else:
             results = [measure() for part, measure in parts.items() if part in options.parts]
-    for result in results:
-        print(f"\n{result.markdown()}")
-    if options.json:
-        write_results(options.json, environment("torch", "aioboto3"), results)
-    return int(not all_met(results))
+    return finish(results, options.json, environment("torch", "aioboto3"))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "100"  # so that few objects have sever
 os.environ.update(TORCHINDUCTOR_COMPILE_THREADS="1", TORCHINDUCTOR_VEC_ISA_OK="1")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def loop_blocking() -> Iterator[None]:
     """Fail a test if s3cache blocks the event loop: a slow disk would stop all transfers.
 
@@ -75,11 +75,7 @@ def loop_blocking() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def disk_deadline() -> Iterator[None]:
-    """Wait for a slow disk without a limit: tests of a disk that hangs set one.
-
-    This fixture does not use ``monkeypatch``, which would then start before ``loop_blocking``
-    and end after it.
-    """
+    """Wait for a slow disk without a limit: tests of a disk that hangs set one."""
     usual_s, DeadlineExecutor.limit_s = DeadlineExecutor.limit_s, 3600.0
     yield
     DeadlineExecutor.limit_s = usual_s

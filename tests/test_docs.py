@@ -33,7 +33,7 @@ GENERATED: dict[Path, Callable[[str], str]] = {
     events.PAGE: events.updated,
     asks.PAGE: asks.updated,
     **{
-        ROOT / "docs" / name: partial(reasons.updated, table=table)
+        ROOT / "docs" / name: partial(fill, name="table", text=table)
         for name, table in reasons.tables().items()
     },
 }
@@ -96,7 +96,7 @@ def test_the_page_of_benchmarks_shows_the_measured_results(name: str) -> None:
     results = ROOT / "docs" / "benchmarks" / f"{name}.json"
     if results.exists():
         text = render(json.loads(results.read_text(encoding="utf-8")), COMMANDS[name])
-        assert fill(page, name, text) == page
+        assert fill(page, f"bench:{name}", text) == page
     else:
         assert f"Not measured yet: `{COMMANDS[name]}`" in page
 

@@ -25,6 +25,7 @@ from s3cache.errors import (
 )
 from s3cache.util.logs import Problems
 from s3cache.util.text import sections_on
+from tests.support.scripts import python
 
 ERRORS = [
     (ConfigError("option x", "is bad", "use y"), "option x: is bad; use y"),
@@ -62,14 +63,10 @@ def chained(error: BaseException) -> RuntimeError:
         *((True, MemoryError()), (False, EOFError()), (False, ValueError("bad"))),
         (True, OSError(errno.EMFILE, "Too many open files")),
         (True, OSError(errno.ENOSPC, "No space left on device")),
-        (True, PermissionError(errno.EPERM, "Operation not permitted")),
         (True, ImportError("kernel.so: failed to map segment from shared object")),
-        (True, OSError("kernel.so: cannot allocate memory")),
         (True, OSError("libx.so: cannot open shared object file: No such file or directory")),
-        (True, OSError("libx.so: version `NEW_2' not found (required by kernel.so)")),
         (True, FileNotFoundError(errno.ENOENT, "No usable temporary directory found in [...]")),
         (False, OSError("kernel.so: invalid ELF header")),
-        (False, ImportError("kernel.so: undefined symbol: kernel")),
         (False, FileNotFoundError(errno.ENOENT, "No such file or directory")),
     ],
 )
@@ -81,12 +78,10 @@ def test_errors_of_a_machine_are_not_blamed_on_an_entry(is_machine: bool, error:
     ("is_device", "text"),
     [
         (True, "CUDA driver error: out of memory"),
-        (True, "CUDA error: initialization error\nCompile with `TORCH_USE_CUDA_DSA`"),
         (True, "Triton Error [CUDA]: no kernel image is available for execution on the device"),
         (True, "HIP error: out of memory"),
         (True, "No valid triton configs. OutOfMemoryError: out of memory"),
         (False, "CUDA driver error: device kernel image is invalid"),
-        (False, "Triton Error [CUDA]: named symbol not found"),
         (False, "No valid triton configs. OutOfResources: out of resource: shared memory"),
         (False, "a model's own error"),
     ],
@@ -106,20 +101,10 @@ def test_a_lack_of_memory_or_descriptors_is_the_reason_for_any_outer_error(
     assert reason_for(MemoryError()) is Reason.MACHINE
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (AccessDeniedError("not allowed"), "denied"),
-        (ConfigError("local directory", "others may write to it", "chmod it"), "ConfigError"),
-        (RuntimeError("a mistake"), "error"),
-    ],
-)
-def test_a_warning_ends_with_the_command_that_explains_it(
-    error: Exception, code: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_warning_ends_with_the_command_that_explains_it(caplog: pytest.LogCaptureFixture) -> None:
+    error = AccessDeniedError("not allowed")
     Problems(strict=False).met("place", "it was not done", error)
-    (message,) = caplog.messages
-    assert message == f"it was not done: {error} (s3cache explain {code})"
+    assert caplog.messages == [f"it was not done: {error} (s3cache explain denied)"]
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -133,13 +118,10 @@ def test_the_code_of_an_error_is_the_name_of_its_class(name: str) -> None:
     assert code_of(MemoryError()) == "machine"
 
 
-def test_a_reason_equals_its_code() -> None:
+def test_a_reason_equals_its_code_and_a_feature_may_declare_another() -> None:
+    """Another process can read it, even if it has not imported the feature."""
     assert str(Reason.GUARD) == f"{Reason.GUARD}" == "guard"
     assert Reason("guard") is Reason.GUARD  # type: ignore[call-arg]  # the enum accepts texts as well
-
-
-def test_a_reason_of_a_feature_is_like_one_of_the_core() -> None:
-    """Another process can read it, even if it has not imported the feature."""
     reason = Reason.declare("test-only", "of a test", of_parts=True)
     assert Reason.declare("test-only", "other words") is reason
     assert (reason, str(reason), reason.text) == ("test-only", "test-only", "of a test")

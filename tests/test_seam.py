@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,11 +52,7 @@ def test_the_first_answer_counts() -> None:
 
 def test_an_answer_that_raises_the_error_of_a_miss_reaches_the_program() -> None:
     question: Question[[], str] = Question()
-
-    def refuse() -> str:
-        raise MissError("on_miss is error")
-
-    question.subscribe(refuse)
+    question.subscribe(Mock(side_effect=MissError("on_miss is error")))
     with pytest.raises(MissError):
         question.ask()
     assert question

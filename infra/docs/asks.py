@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.render import fill
 from infra import asks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recall.md"
 _SHOWN = 3  # functions of one hole; the table has them all
-_BLOCK = re.compile(r"(?<=<!-- asks -->\n).*?(?=<!-- /asks -->)", re.DOTALL)
 
 
 def summary() -> str:
@@ -43,15 +42,8 @@ def summary() -> str:
 
 
 def updated(page: str) -> str:
-    """Return ``page`` with the summary in its block.
-
-    Raises:
-        ValueError: the page has no block for it, or several.
-    """
-    page, count = _BLOCK.subn(lambda _: summary(), page)
-    if count != 1:
-        raise ValueError("the page has not exactly one block for Dynamo's questions")
-    return page
+    """Return ``page`` with the summary in its block."""
+    return fill(page, "asks", summary())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.render import fill
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 #: The classes that have the events, by the name of the object that has one.
@@ -63,17 +65,9 @@ def _list(names: list[str]) -> str:
 
 
 def updated(page: str) -> str:
-    """Return ``page`` with the tables in their blocks.
-
-    Raises:
-        ValueError: the page has no block for a table, or several.
-    """
+    """Return ``page`` with the tables in their blocks."""
     for of in CLASSES:
-        start, end = f"<!-- events of {of} -->\n", f"<!-- /events of {of} -->"
-        block = re.compile(f"(?<={start}).*?(?={end})", re.DOTALL)
-        page, count = block.subn(lambda _, of=of: table(of), page)  # type: ignore[misc]
-        if count != 1:
-            raise ValueError(f"the page has not exactly one block for events of {of}")
+        page = fill(page, f"events of {of}", table(of))
     return page
 
 

@@ -5,26 +5,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from benchmarks.render import fill
 from s3cache.metrics import FAMILIES, Family
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-_BLOCK = re.compile(r"(?<=<!-- metrics -->\n).*?(?=<!-- /metrics -->)", re.DOTALL)
 _HEAD = "| OpenTelemetry | Prometheus | | labels | |\n|---|---|---|---|---|\n"
 
 
 def updated(page: str) -> str:
-    """Return ``page`` with a row for each metric.
-
-    Raises:
-        ValueError: the page has no block for the table, or several.
-    """
-    page, found = _BLOCK.subn(lambda _: _HEAD + "".join(map(_row, FAMILIES)), page)
-    if found != 1:
-        raise ValueError("the page has not exactly one block for metrics")
-    return page
+    """Return ``page`` with a row for each metric."""
+    return fill(page, "metrics", _HEAD + "".join(map(_row, FAMILIES)))
 
 
 def _row(family: Family) -> str:

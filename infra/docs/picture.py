@@ -7,7 +7,6 @@ differences from its earlier evaluation, and a bypass.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image, ImageChops
+
+from s3cache.testing import Machine
 
 __all__ = ["CHROMIUM", "shoot"]
 
@@ -56,24 +57,14 @@ def shoot(page: Path, target: Path, width: int, *options: str) -> Image.Image:
 
 def _run_job(root: Path, machine: str, job: str, ranks: int = 1) -> dict[str, str]:
     """Run all ranks of a job on a machine; return its environment."""
+    variables = {"S3CACHE_JOB": job, "S3CACHE_JOB_PROFILES": "1", "JOB": job}
+    variables["S3CACHE_URL"] = f"file://{root / 'bucket'}?create=1"
     home = root / machine
-    home.mkdir(exist_ok=True)
-    environment = {name: value for name, value in os.environ.items() if name[:7] != "S3CACHE"}
-    environment |= {
-        "HOME": str(home),
-        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
-        "S3CACHE_URL": f"file://{root / 'bucket'}?create=1",
-        "S3CACHE_LOCAL_DIR": str(home / "local"),
-        "S3CACHE_JOB": job,
-        "JOB": job,
-    }
+    environment = Machine(home, **variables).environment
     shutil.copy(_PROGRAM, home / "train.py")
+    command = [sys.executable, "-W", "ignore", "train.py"]
     running = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "train.py"],
-            cwd=home,
-            env={**environment, "RANK": str(rank)},
-        )
+        subprocess.Popen(command, cwd=home, env={**environment, "RANK": str(rank)})  # noqa: S603
         for rank in range(ranks)
     ]
     for process in running:

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.render import fill
 from s3cache import errors
 from s3cache.seam import reasons
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-_BLOCK = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- /table -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
@@ -36,19 +35,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def updated(page: str, table: str) -> str:
-    """Return ``page`` with ``table`` in its block.
-
-    Raises:
-        ValueError: the page has no block for the table, or several.
-    """
-    page, found = _BLOCK.subn(lambda _: table, page)
-    if found != 1:
-        raise ValueError("the page has not exactly one block for its table")
-    return page
-
-
 if __name__ == "__main__":
     for name, table in tables().items():
         text = (DOCS / name).read_text(encoding="utf-8")
-        (DOCS / name).write_text(updated(text, table), encoding="utf-8")
+        (DOCS / name).write_text(fill(text, "table", table), encoding="utf-8")

@@ -1,19 +1,16 @@
 """Update the tables of docs/configuration.md from the settings.
 
-    .venv/bin/python -m infra.docs.settings [--check]
+    .venv/bin/python -m infra.docs.settings
 
 Each row has a setting's name, its default and its meaning. Names and defaults come from the
 dataclasses that declare them. Rows of removed settings are removed. The meaning is written on the
 page, where it can link to other pages; a new setting gets an empty cell, below the setting that is
-declared before it. With ``--check`` nothing is written, and the status is 1 if the page is out of
-date.
+declared before it.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -38,25 +35,22 @@ def updated(page: str) -> str:
     Raises:
         ValueError: the page has no row to put a new setting below.
     """
-    lines = page.splitlines()
+    lines, known = page.splitlines(), set[str]()
     for owner, without in DECLARED:
-        declared = [each for each in fields(owner) if each.name not in without]
         at = -1
-        for each in declared:
-            found = _row_of(lines, each.name)
-            if found is None:
-                if at < 0:
-                    raise ValueError(f"{each.name}: no row of {owner.__name__} comes before it")
+        for each in fields(owner):
+            if each.name in without:
+                continue
+            known.add(each.name)
+            found = [row for line in lines if (row := _ROW.match(line)) and row[1] == each.name]
+            if not found and at < 0:
+                raise ValueError(f"{each.name}: no row of {owner.__name__} comes before it")
+            if found:
+                at = lines.index(found[0][0])
+                lines[at] = _row(each, found[0][2])
+            else:
                 at += 1
                 lines.insert(at, _row(each, ""))
-            else:
-                at = found
-                matched = _ROW.match(lines[at])
-                assert matched is not None
-                lines[at] = _row(each, matched[2])
-    known = {each.name for owner, _ in DECLARED for each in fields(owner)} - {
-        name for _, without in DECLARED for name in without
-    }
     kept = [line for line in lines if not (row := _ROW.match(line)) or row[1] in known]
     return "\n".join(kept) + "\n"
 
@@ -84,24 +78,5 @@ def _row(declared: Field[Any], text: str) -> str:
     return f"| `{declared.name}` | {default_of(declared)} | {text} |".replace("|  |", "| |")
 
 
-def _row_of(lines: list[str], name: str) -> int | None:
-    for index, line in enumerate(lines):
-        if (row := _ROW.match(line)) and row[1] == name:
-            return index
-    return None
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
-    options = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
-    new = updated(page)
-    if options.check:
-        return int(new != page)
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

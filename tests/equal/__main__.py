@@ -2,6 +2,7 @@
 
     python -m tests.equal [--each N] [--jobs N] [--recall] [FAMILY ...]
 
+The family ``samples`` has equal programs: torch's own samples of its operators, which must hit.
 With ``--recall``, changed programs run on the recalled frames of their base, and must not be
 traced: a recalled frame must do the same as eager mode, anything else is a miss.
 """
@@ -29,10 +30,11 @@ import torch._inductor.decomposition
 
 from tests.equal.changes import all_pairs
 from tests.equal.judge import Verdicts, judge
+from tests.equal.operators import operators
 from tests.equal.programs import Pair
 from tests.support.children import in_child
 
-ENOUGH = 5_000  # pairs that `make test-perturb` must judge
+ENOUGH = 4_500  # pairs that `make test-perturb` must judge
 _CHUNK = 60  # for one process: its end frees what torch keeps of each pair
 _TIMEOUT_S = 1800
 _THREADS = 2  # on every machine, because code depends on it
@@ -47,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recall", action="store_true", help="recall frames of changed programs")
     options = parser.parse_args(arguments)
     started = time.monotonic()
-    pairs = [each for each in all_pairs() if each.family in (options.families or [each.family])]
+    pairs = [*all_pairs(), *operators()]
+    pairs = [each for each in pairs if each.family in (options.families or [each.family])]
     if options.recall:
         pairs = [replace(each, recall=True) for each in pairs if each.by_key]
     verdicts = in_processes(_chunks(pairs, options.each), options.jobs)
@@ -80,19 +83,18 @@ def in_processes(chunks: Sequence[list[Pair]], jobs: int) -> Verdicts:
     verdicts = Verdicts()
     places: queue.Queue[Path] = queue.Queue()
 
-    def judge_chunk(chunk: list[Pair]) -> Verdicts:
+    def judge_chunk(chunk: list[Pair]) -> dict[str, Any]:
         place = places.get()
         found, error = in_child(
             lambda: _judged(chunk, place), timeout_s=_TIMEOUT_S, log=str(place / "log")
         )
         places.put(place)
-        if not error:
-            del found["judged"]
-            return Verdicts(**found)
-        judged = Verdicts()
-        for pair in chunk:  # all are wrong if it died, because a cache must not kill programs
-            judged.add(pair, "wrong", error)
-        return judged
+        if error:  # all are wrong if it died, because a cache must not kill programs
+            judged = Verdicts()
+            for pair in chunk:
+                judged.add(pair, "wrong", error)
+            found = judged.as_dict()
+        return dict(found)
 
     with (
         tempfile.TemporaryDirectory(prefix="s3cache-equal-") as root,
@@ -103,7 +105,7 @@ def in_processes(chunks: Sequence[list[Pair]], jobs: int) -> Verdicts:
             place.mkdir()
         for judged in pool.map(judge_chunk, chunks):
             verdicts.update(judged)
-            for each in (*judged.wrong, *judged.lost):
+            for each in (*judged["wrong"], *judged["lost"]):
                 print(" ".join(each.split())[:300], file=sys.stderr)
             print(f"{verdicts.judged} judged", file=sys.stderr, flush=True)
     return verdicts

@@ -6,7 +6,7 @@ import json
 import pickle
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -19,17 +19,12 @@ from torch._dynamo.utils import counters
 
 from s3cache import frame
 from s3cache.artifact import description, section_of
-from tests.equal.observe import SEEN, differences, observe
+from tests.equal.observe import differences, observe
 from tests.equal.programs import Compile, eagerly
 from tests.support.descriptions import differences_from_torch
 from tests.support.watch import Watch
 
 Program: TypeAlias = Callable[[Compile], Any]
-
-CORPORA = {
-    "kinds": [f"tests.equal.kinds.{name}" for name in ("safety", "data", "runtime", "autograd")],
-    "operators": ["tests.equal.operators"],
-}
 
 
 @dataclass(frozen=True)
@@ -95,15 +90,11 @@ def case(row: str, **expected: Any) -> Callable[[Program], Program]:
     return register
 
 
-def load_cases(corpus: str) -> dict[str, Case]:
-    """Import the cases of a corpus; return them by name."""
-    for module in CORPORA[corpus]:
-        import_module(module)
-    return {
-        name: each
-        for name, each in CASES.items()
-        if (each.row == "operators") == (corpus == "operators")
-    }
+def load_cases() -> dict[str, Case]:
+    """Import the cases; return them by name."""
+    for module in ("safety", "data", "runtime", "autograd"):
+        import_module(f"tests.equal.kinds.{module}")
+    return CASES
 
 
 def matrix(requires_grad: bool = False, rows: int = 2) -> Any:
@@ -147,26 +138,23 @@ def graph(row: str, *makes: Callable[[], Any], **expected: Any) -> Callable[[Any
 # -- the job of a machine
 
 
-def run(
-    corpus: str, names: list[str], remote: str | None, native: bool = True
-) -> dict[str, dict[str, Any]]:
+def run(names: list[str], remote: str | None, native: bool = True) -> dict[str, dict[str, Any]]:
     """Run cases one after the other, each as if it were alone in the process.
 
     Args:
         native: whether Inductor generates C++ for all cases.
 
     Returns:
-        For each case the counts of :class:`Watch`, ``eager`` (the error in eager mode), ``error``
-        (of the compiled program), ``got`` (its observations), ``differs`` (from eager) and ``hits``
-        (as torch counts them); with s3cache also ``shown`` (whether a saved entry has the case's
-        kind) and ``entries`` (descriptions of saved entries).
+        For each case the counts of :class:`Watch`, ``error`` (eager or compiled), ``differs`` (from
+        eager) and ``hits`` (as torch counts them); with s3cache also ``shown`` (whether a saved
+        entry has the case's kind) and ``entries`` (descriptions of saved entries).
     """
-    cases, watch = load_cases(corpus), Watch()
+    cases, watch = load_cases(), Watch()
     seen: set[Path] = set()
     found = {}
     for name in names:
         found[name] = watch.around(partial(_compared, cases[name], native))
-        if remote is not None and corpus == "kinds":
+        if remote is not None:
             new = [path for path in _files(remote) if path not in seen]
             seen.update(new)
             saved = (frame.decode(path.read_bytes()) for path in new)
@@ -185,27 +173,23 @@ def _compared(case: Case, native: bool) -> dict[str, Any]:
     torch.compiler.reset()
     counters.clear()
     compiler: Any = torch.compiler.config
-    found: dict[str, Any] = {"eager": "", "error": "", "got": None, "differs": []}
     try:
         torch.manual_seed(0)
         expected = observe(case.program(eagerly))
-    except Exception:
-        return {**found, "eager": traceback.format_exc(limit=-1)}
-    try:
         torch.manual_seed(0)
         with (
             compiler.patch(cache_key_tag=case.name),  # hits no entries of other cases
             torch._inductor.config.patch(fallback_by_default=not (native or case.native)),
         ):
-            got = found["got"] = observe(case.program(torch.compile))
+            got = observe(case.program(torch.compile))
     except Exception:
-        return {**found, "error": traceback.format_exc()}
-    # torch may differ from eager where an operator rounds, or leaves values undefined.
-    how: Any = {"fields": SEEN, "close": 1e-3} if case.row == "operators" else {"close": 1e-5}
-    differs = [
-        each for each in differences(got, expected, **how) if not each.startswith(case.differs)
-    ]
-    return {**found, "differs": differs, "hits": counters["aot_autograd"]["autograd_cache_hit"]}
+        return {"error": traceback.format_exc()}
+    differs = differences(got, expected, close=1e-5)
+    return {
+        "error": "",
+        "differs": [each for each in differs if not each.startswith(case.differs)],
+        "hits": counters["aot_autograd"]["autograd_cache_hit"],
+    }
 
 
 def _files(remote: str) -> list[Path]:
@@ -216,10 +200,8 @@ def _files(remote: str) -> list[Path]:
 def _description(entry: frame.Frame) -> dict[str, Any]:
     """Return an entry's description of its graph, by torch's names, and errors in it."""
     whole: Any = description(entry.header)
-    metadata = whole["runtime_metadata"]
-    described: dict[str, Any] = defaultdict(
-        lambda: None, json.loads(json.dumps(metadata, default=repr))
-    )
+    plain = json.loads(json.dumps(whole["runtime_metadata"], default=repr))
+    described: dict[str, Any] = defaultdict(lambda: None, plain)
     described.update(
         inputs=[defaultdict(lambda: None, each) for each in described["input_info"]],
         outputs=[defaultdict(lambda: None, each) for each in described["output_info"]],
@@ -228,47 +210,31 @@ def _description(entry: frame.Frame) -> dict[str, Any]:
             "outputs": described["subclass_fw_graph_out_meta"],
             "tangents": described["subclass_tangent_meta"],
         },
-        wrappers=[_class(wrapper) for wrapper in whole["dispatch_wrappers"]],
-        has_backward=whole["has_backward"],
+        wrappers=[each["class"].rpartition(".")[2] for each in whole["dispatch_wrappers"]],
         has_backward_module=whole["has_backward_module"],
         key=entry.header.key,
         guards=entry.header.meta["guards"],
-        wrong=[
-            *_wrong(whole, pickle.loads(bytes(section_of(entry, "aot", "entry")))),
-            *_wrongly_made(entry.header.meta),
-        ],
     )
+    compiled = pickle.loads(bytes(section_of(entry, "aot", "entry")))
+    described["wrong"] = [*_wrong(whole, described["wrappers"], compiled, entry.header.meta)]
     return described
 
 
-def _wrongly_made(meta: Any) -> list[str]:
-    """Return the names of wrong metadata about the process that made the entry."""
-    made_by, components = meta["made_by"], meta["components"]
-    torch = components["torch.version"][1]
-    right = {
-        "times": all(time >= 0 for time in meta["times_ns"]),
-        "made by": made_by["torch"] == torch and made_by["platform"] and "device" in made_by,
-        "digests": all(len(digest) == 32 for digest, _ in components.values()),
-    }
-    return [what for what, is_right in right.items() if not is_right]
-
-
-def _wrong(whole: dict[str, Any], compiled: Any) -> list[str]:
-    wrong: list[str] = []
+def _wrong(whole: dict[str, Any], wrappers: list[str], compiled: Any, meta: Any) -> Iterator[str]:
+    """Yield what differs from torch's object, or is wrong about the process that made it."""
     for name in ("runtime_metadata", "sanitized_aot_config", "maybe_subclass_meta"):
         if (value := getattr(compiled, name)) is not None:
-            wrong += differences_from_torch(whole.get(name), value, name)
-    wrappers = [_class(wrapper) for wrapper in whole["dispatch_wrappers"]]
+            yield from differences_from_torch(whole.get(name), value, name)
+    for name in ("indices_of_inps_to_detach", "num_fw_outs_saved_for_bw"):
+        if whole.get(name) != getattr(compiled, name):
+            yield f"{name}: {whole.get(name)}"
     if wrappers != [type(wrapper).__name__ for wrapper in compiled.dispatch_wrappers]:
-        wrong.append(f"wrappers {wrappers}")
-    if whole.get("indices_of_inps_to_detach") != compiled.indices_of_inps_to_detach:
-        wrong.append(f"to detach {whole.get('indices_of_inps_to_detach')}")
-    if whole.get("num_fw_outs_saved_for_bw") != compiled.num_fw_outs_saved_for_bw:
-        wrong.append(f"saved for backward {whole.get('num_fw_outs_saved_for_bw')}")
+        yield f"wrappers: {wrappers}"
     if whole["has_backward"] != (compiled.compiled_bw is not None):
-        wrong.append("backward")
-    return wrong
-
-
-def _class(wrapper: dict[str, Any]) -> str:
-    return str(wrapper["class"]).rpartition(".")[2]
+        yield "backward"
+    made_by, components = meta["made_by"], meta["components"]
+    is_right = made_by["torch"] == components["torch.version"][1] and made_by["platform"]
+    if not (is_right and "device" in made_by and all(time >= 0 for time in meta["times_ns"])):
+        yield f"made by {made_by} in {meta['times_ns']}"
+    if not all(len(digest) == 32 for digest, _ in components.values()):
+        yield "digests"

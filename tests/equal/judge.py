@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -29,6 +29,7 @@ from tests.equal.observe import SEEN, difference, observe
 from tests.equal.programs import Pair, Playable, eagerly
 from tests.support.caching import existing
 
+_LISTED = ("right", "wrong", "lost", "broken")
 _STEADY = 20  # comparisons of keys between two checks that a base still has its key
 
 
@@ -45,27 +46,26 @@ class Verdicts:
             raises an error or recompiles.
     """
 
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
     right: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
 
     def add(self, pair: Any, verdict: str, why: str = "") -> None:
         """Count a verdict on a pair, or on something else with a ``family``."""
-        family = self.counts.setdefault(pair.family, {})
-        family[verdict] = family.get(verdict, 0) + 1
-        if verdict in ("right", "wrong", "lost", "broken"):
+        self.counts.setdefault(pair.family, Counter())[verdict] += 1
+        if verdict in _LISTED:
             getattr(self, verdict).append(f"{pair}{f': {why}' if why else ''}")
 
-    def update(self, others: Verdicts) -> None:
-        """Add verdicts from elsewhere."""
-        for family, counts in others.counts.items():
-            self.counts[family] = _sum(self.counts.get(family, {}), counts)
-        for name in ("right", "wrong", "lost", "broken"):
-            getattr(self, name).extend(getattr(others, name))
-        self.totals = _sum(self.totals, others.totals)
+    def update(self, others: Mapping[str, Any]) -> None:
+        """Add verdicts from another process, as :meth:`as_dict` returns them."""
+        for family, counts in others["counts"].items():
+            self.counts.setdefault(family, Counter()).update(counts)
+        for name in _LISTED:
+            getattr(self, name).extend(others[name])
+        self.totals.update(others["totals"])
 
     @property
     def judged(self) -> int:
@@ -80,11 +80,11 @@ class Verdicts:
         ]
         for name in ("broken", "lost", "wrong"):
             lines += [f"{name}: {each}" for each in getattr(self, name)]
-        return [*lines, ", ".join(f"{n} {name}" for name, n in sorted(self.totals.items()))]
+        return [*lines, ", ".join(f"{n} {name}" for name, n in sorted(self.totals.items()) if n)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdicts as plain data."""
-        return {**asdict(self), "judged": self.judged}
+        return {**vars(self), "judged": self.judged}
 
 
 @dataclass
@@ -254,6 +254,9 @@ class Judge:
             why = f"compiles {found.compiles} graphs, not {usual.compiles}"
         if not why and pair.must_hit and not found.hits:
             why = "misses, but must hit"
+        if not why and pair.all_hit and not (found.lookups["bypasses"] or usual.raises):
+            misses = found.lookups["AOT misses"] + found.lookups["FX misses"]
+            why = f"{misses} misses, but all must hit" if misses else ""
         return ("wrong" if why else "right" if found.hits else "miss"), why
 
     def _fill(self, directory: str, pair: Pair) -> None:
@@ -274,12 +277,9 @@ class Judge:
         shutil.copytree(self._filled[pair.filled], directory, dirs_exist_ok=True)
 
     def _count(self, found: Played, usual: Played) -> None:
-        seen = {
-            **found.lookups,
-            "pairs with an error": int(usual.raises),
-            "pairs with a recompile": int(sum(usual.compiles) > 1),
-        }
-        self.verdicts.totals = _sum(self.verdicts.totals, seen)
+        self.verdicts.totals.update(found.lookups)
+        self.verdicts.totals["pairs with an error"] += usual.raises
+        self.verdicts.totals["pairs with a recompile"] += sum(usual.compiles) > 1
 
 
 def judge(pairs: Iterable[Pair]) -> Verdicts:
@@ -288,7 +288,3 @@ def judge(pairs: Iterable[Pair]) -> Verdicts:
     for pair in pairs:
         judged.judge(pair)
     return judged.verdicts
-
-
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return dict(Counter(one) + Counter(other))

@@ -117,6 +117,7 @@ class Pair:
     Attributes:
         family, name: the kind of difference between the two, and the difference.
         must_hit: whether the second program has to hit, because the difference does not matter.
+        all_hit: whether it must not miss either, unless a graph is bypassed.
         by_key: whether the second program runs only if its key is that of the first one, as it
             would otherwise miss. This needs no compilation.
         around: the context of the second program, entered before the cache is enabled.
@@ -133,6 +134,7 @@ class Pair:
     first: Playable
     second: Playable
     must_hit: bool = False
+    all_hit: bool = False
     by_key: bool = False
     around: Context = contextlib.nullcontext
     as_cold: bool = False

@@ -17,7 +17,7 @@ from tests.equal.cases import Case, load_cases
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import cases, nightly, selected
 
-CASES = load_cases("kinds")
+CASES = load_cases()
 SLOW = {name for name, case in CASES.items() if case.slow}
 NIGHTLY = SLOW.difference(sorted(SLOW)[1::3])  # there are too many similar cases for one run
 PROCESS_TIMEOUT_S = 3600  # against hangs: hundreds of cases take long on a busy machine
@@ -25,6 +25,7 @@ TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 # All cases run in a few processes. The first test of each machine waits for them.
 pytestmark = pytest.mark.timeout(3 * PROCESS_TIMEOUT_S)
+each_case = pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW, nightly_ones=NIGHTLY))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def _run(
     """Run the cases one after the other in a process of the machine; ``alone`` without s3cache."""
     remote = None if alone else remote_url(root)
     outcome = Machine(root / machine).run(
-        *("tests.equal.cases:run", "kinds", names, remote, native),
+        *("tests.equal.cases:run", names, remote, native),
         remote=remote,
         timeout_s=PROCESS_TIMEOUT_S,
         server={"first": 0, "second": 1}.get(machine),
@@ -55,74 +56,61 @@ def _run(
     return dict(outcome.result)
 
 
-def _case(name: str) -> Case:
-    if CASES[name].since > TORCH:
+def _checked(name: str, found: dict[str, Any], **counts: int) -> Case:
+    """Check what both machines have in common, and the counts; return the case."""
+    case = CASES[name]
+    if case.since > TORCH:
         pytest.skip("torch {}.{} cannot cache such a graph".format(*TORCH))
-    return CASES[name]
+    assert not found["error"], found["error"]
+    assert found["differs"] == []
+    assert (
+        found["counts"]
+        == {
+            "hits": case.again,
+            "misses": case.unsaved,
+            "saved": 0,
+            "half_hits": 0,
+            "halves": 0,
+            "bypassed": case.bypassed,
+        }
+        | counts
+    )
+    assert found["reasons"] == sorted(case.reasons)
+    return case
 
 
-@pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW, nightly_ones=NIGHTLY))
+@each_case
 def test_the_first_machine_compiles_and_saves_a_graph(
     name: str, ran: dict[str, dict[str, Any]]
 ) -> None:
-    case, found = _case(name), ran["first"][name]
-    assert not found["error"], found["error"]
-    assert found["differs"] == []
+    case, found = CASES[name], ran["first"][name]
+    saved = {"misses": case.graphs + case.unsaved, "saved": case.graphs, "halves": case.halves}
+    _checked(name, found, half_hits=case.shared, **saved)
     assert found["shown"], found["entries"]
     assert [entry["wrong"] for entry in found["entries"] if entry["wrong"]] == []
-    assert found["counts"] == {
-        "hits": case.again,
-        "misses": case.graphs + case.unsaved,
-        "saved": case.graphs,
-        "half_hits": case.shared,
-        "halves": case.halves,
-        "bypassed": case.bypassed,
-    }
-    assert found["reasons"] == sorted(case.reasons)
 
 
-@pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW, nightly_ones=NIGHTLY))
+@each_case
 def test_a_second_machine_with_an_empty_disk_hits(
     name: str, ran: dict[str, dict[str, Any]]
 ) -> None:
     """Graphs that can be cached are not compiled again; bypasses of other graphs have reasons."""
-    case, found = _case(name), ran["second"][name]
-    assert not found["error"], found["error"]
-    assert found["differs"] == []
-    assert found["counts"] == {
-        "hits": case.graphs + case.again,
-        "misses": case.unsaved,
-        "saved": 0,
-        "half_hits": case.halves,
-        "halves": 0,
-        "bypassed": case.bypassed,
-    }
-    assert found["reasons"] == sorted(case.reasons)
+    found, hits = ran["second"][name], CASES[name].graphs + CASES[name].again
+    case = _checked(name, found, hits=hits, half_hits=CASES[name].halves)
     assert found["lowered"] == case.lowered
     if not case.lowered:
         assert found["started"] == []
-    assert found["hits"] == case.graphs + case.again
+    assert found["hits"] == hits
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(sorted({*CASES} - SLOW), id="one of each kind", marks=nightly),
-        pytest.param(sorted(SLOW), id="others", marks=nightly),
-    ],
-)
-def test_a_second_process_starts_no_slower_than_with_torch_alone(
-    names: list[str], tmp_path: Path
-) -> None:
-    names = [name for name in names if CASES[name].since <= TORCH]
+@nightly
+def test_a_second_process_starts_no_slower_than_with_torch_alone(tmp_path: Path) -> None:
+    names = [name for name in CASES if CASES[name].since <= TORCH]
     for _ in range(2):
         ours = _run(tmp_path, "ours", names)
         alone = _run(tmp_path, "alone", names, alone=True)
-    for name in names:
-        (lowered, compilers), (alone_lowered, alone_compilers) = map(
-            _started, (ours[name], alone[name])
-        )
-        assert (lowered <= alone_lowered, compilers <= alone_compilers) == (True, True), name
+    started = ((_started(ours[name]), _started(alone[name]), name) for name in names)
+    assert [each for each in started if each[0][0] > each[1][0] or each[0][1] > each[1][1]] == []
 
 
 def _started(found: dict[str, Any]) -> tuple[int, int]:

@@ -234,10 +234,9 @@ class Control:
             )
             if happens:
                 self.victims.add(pid)
-        if happens and plan.moment == "after":
-            self._mishaps.begin(pid, message["node"], 0.0)
-        elif happens:
-            self._mishaps.begin(pid, message["node"], _SPANS[plan.step])
+        if happens:
+            within_s = 0.0 if plan.moment == "after" else _SPANS[plan.step]
+            self._mishaps.begin(pid, message["node"], within_s)
 
 
 class Mishaps:
@@ -266,40 +265,28 @@ class Mishaps:
 
     def _happen(self, pid: int, node: int, began: threading.Event) -> None:
         plan = self._plan
-        if plan.deed == "kill":
-            _send(pid, signal.SIGKILL)
-            began.set()
-        elif plan.deed == "stop":
-            _send(pid, signal.SIGSTOP)
-            began.set()
+        link = self._node_dirs[node] / plan.deed  # read by the processes of the node
+        if plan.deed in ("cut", "slow"):
+            delay_s = str(self._draw.uniform(0.1, 1.0))
+            how = delay_s if plan.deed == "slow" else "hang" if plan.hangs else "refuse"
+            link.with_suffix(".new").write_text(how)
+            link.with_suffix(".new").replace(link)
+        else:
+            _send(pid, signal.SIGKILL if plan.deed == "kill" else signal.SIGSTOP)
+        began.set()
+        end = time.monotonic() + plan.lasts_s
+        while plan.deed == "slow" and time.monotonic() < end and not self._over.is_set():
+            _send(pid, signal.SIGSTOP)  # runs a tenth of the time
+            self._over.wait(0.18)
+            _send(pid, signal.SIGCONT)
+            self._over.wait(0.02)
+        if plan.deed in ("cut", "stop"):
             self._over.wait(plan.lasts_s)
+        if plan.deed == "stop":
             if plan.ends:
                 _send(pid, signal.SIGKILL)
             _send(pid, signal.SIGCONT)
-        elif plan.deed == "cut":
-            self._connect(node, "cut", "hang" if plan.hangs else "refuse")
-            began.set()
-            self._over.wait(plan.lasts_s)
-            self._heal(node)
-        else:
-            self._connect(node, "slow", str(self._draw.uniform(0.1, 1.0)))
-            began.set()
-            end = time.monotonic() + plan.lasts_s
-            while time.monotonic() < end and not self._over.is_set():  # runs a tenth of the time
-                _send(pid, signal.SIGSTOP)
-                self._over.wait(0.18)
-                _send(pid, signal.SIGCONT)
-                self._over.wait(0.02)
-            self._heal(node)
-
-    def _connect(self, node: int, what: str, how: str) -> None:
-        path = self._node_dirs[node] / what
-        path.with_suffix(".new").write_text(how)
-        path.with_suffix(".new").replace(path)
-
-    def _heal(self, node: int) -> None:
-        for what in ("cut", "slow"):
-            (self._node_dirs[node] / what).unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
 
     def end(self) -> None:
         """End all mishaps."""
@@ -383,8 +370,7 @@ class Job:
                 elif code and not was_killed:
                     self.outcome.failed.append(f"rank {rank} ended with {code}")
             time.sleep(0.02)
-        for rank in running:
-            self.outcome.hangs.append(f"rank {rank} runs after {allowed_s:.0f} s")
+        self.outcome.hangs += [f"rank {rank} runs after {allowed_s:.0f} s" for rank in running]
 
     def _later(self, function: str, control: Control, name: str, node: int) -> None:
         code = self._start(function, control, name, node).wait(120)
@@ -402,17 +388,14 @@ class Job:
     # -- the judgement
 
     def _judge(self, control: Control) -> None:
+        """Check that the bucket has each saved whole graph, and the saved halves of all others."""
         outcome = self.outcome
         outcome.judge_waits(control, self._plan.wait_s)
         outcome.wrong = [f"{each['rank']}: {each['key']}" for each in control.of("wrong")]
-        self._find_lost_entries(control)
-        for log in self._root.glob("*.log"):
-            text = log.read_text(errors="replace")
-            if "Traceback" in text or " ERROR " in text:
-                outcome.failed.append(text[-3000:])
-
-    def _find_lost_entries(self, control: Control) -> None:
-        """Check that the bucket has each saved whole graph, and the saved halves of all others."""
+        logs = [log.read_text(errors="replace") for log in self._root.glob("*.log")]
+        outcome.failed += [
+            text[-3000:] for text in logs if "Traceback" in text or " ERROR " in text
+        ]
         stored = {each["key"] for each in control.of("stored")}
         saved = {(each["node"], each["key"]) for each in control.of("saved") if each["durable"]}
         for whole, halves in worker.graphs(self._plan.graphs).items():

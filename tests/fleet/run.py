@@ -7,7 +7,7 @@ their own disks. In half of the runs, a killed rank is started again. At the end
 each node uploads pending entries, and a process without a disk reads all entries from the bucket.
 Each of ``--jobs`` jobs is a whole job of torch, launched as torchrun does. Exits with status 1 if a
 process hung or failed, or if an entry was lost or wrong.
-``--only 17`` repeats one run, ``--only-job 3`` one job.
+``--only 17`` repeats one run, or one job with ``--runs 0``.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=24)
-    parser.add_argument("--only", type=int, help="the number of one run")
-    parser.add_argument("--only-job", type=int, help="the number of one job of torch")
+    parser.add_argument("--only", type=int, help="the number of one run, or of one job")
     options = parser.parse_args()
     runs, jobs = range(options.runs), range(options.jobs)
-    if options.only is not None or options.only_job is not None:
-        runs, jobs = (
-            range(0) if only is None else range(only, only + 1)
-            for only in (options.only, options.only_job)
-        )
+    if options.only is not None:
+        one = range(options.only, options.only + 1)
+        runs, jobs = (one, range(0)) if runs else (runs, one)
     outcomes = list[Outcome]()
     if runs:
         plans = [Plan.draw(number, options.seed) for number in runs]

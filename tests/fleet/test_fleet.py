@@ -33,10 +33,10 @@ def test_other_processes_end_and_no_entry_is_lost_if_a_leader_fails() -> None:
 
 @slow
 def test_leaders_may_fail_at_each_step() -> None:
-    """Half of all kinds of mishaps. Some waits reach the bound, as a leader stops for longer."""
-    plans = [Plan.draw(number, 1) for number in range(20)]
+    """Each deed, on both places. Some waits reach the bound, as a leader stops for longer."""
+    plans = [Plan.draw(number, 1) for number in range(0, 30, 3)]
     counts = judge([*run(plans, 10)])
-    assert counts["mishaps"] >= 15
+    assert counts["mishaps"] >= 8
     assert counts["to the bound"] > 0
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from s3cache.testing import Machine
 from tests.fleet.jobs import DEEDS, PLACES, Control, Mishaps, Outcome, Plan, Process
 from tests.fleet.worker import STEPS, Steps
 
@@ -95,11 +96,8 @@ def _launch(root: Path, config: dict[str, Any], restarts: int = 0) -> list[Any]:
         RuntimeError: a rank failed, other than by being killed or as the victim of one.
         subprocess.TimeoutExpired: the job does not end.
     """
-    root.mkdir(parents=True, exist_ok=True)
     count = len(config["nodes"])
-    kept = ("PATH", "LD_LIBRARY_PATH", "LANG", "CC", "CXX")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
-    environment |= {"HOME": str(root), "TMPDIR": str(root), "OMP_NUM_THREADS": "1"}
+    environment = Machine(root, OMP_NUM_THREADS="1").environment
     launcher = ["torch.distributed.run", "--standalone", "--max-restarts", str(restarts)]
     job = ["-m", "tests.fleet.training", json.dumps({"root": str(root), **config})]
     with subprocess.Popen(

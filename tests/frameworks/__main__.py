@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             bad = True
             print(f"  NOT AS IT SHOULD BE: {complaint}", flush=True)
     page = options.page.read_text(encoding="utf-8")
-    options.page.write_text(fill(page, "frameworks", _table(results)), encoding="utf-8")
+    options.page.write_text(fill(page, "bench:frameworks", _table(results)), encoding="utf-8")
     return int(bad)
 
 

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import uuid
 
 import pytest
 
 from s3cache.store import S3Options
-from tests.support.buckets import make_bucket
-
-NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY")
+from tests.support.buckets import rgw_place
 
 
 @pytest.fixture(scope="session")
 def rgw_bucket() -> S3Options:
     """Create a bucket for this run."""
-    found = {name: os.environ.get(f"S3CACHE_TEST_RGW_{name}") for name in NAMES}
-    if missing := [f"S3CACHE_TEST_RGW_{name}" for name, value in found.items() if not value]:
-        pytest.skip(f"no Ceph RGW to test with: {', '.join(missing)} not set (see make test-rgw)")
-    options = S3Options(
-        f"s3cache-test-{uuid.uuid4().hex[:12]}",
-        endpoint_url=found["ENDPOINT"],
-        region="us-east-1",
-        access_key=found["ACCESS_KEY"],
-        secret_key=found["SECRET_KEY"],
-    )
-    asyncio.run(make_bucket(options))
+    options = rgw_place("s3cache-test")
+    if options is None:
+        pytest.skip("no Ceph RGW to test with: S3CACHE_TEST_RGW_ENDPOINT is not set")
     return options
 
 

@@ -10,11 +10,8 @@ wrong, or a process failed or grew. ``--page`` names the page for the table.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +21,7 @@ from benchmarks.render import fill
 from s3cache.store import S3Options
 from s3cache.testing import MotoServer
 from tests.soak.run import MACHINES, PROCESSES, Results, soak
-from tests.support.buckets import make_bucket, moto_place
+from tests.support.buckets import moto_place, rgw_place
 
 RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
 
@@ -46,7 +43,7 @@ def main() -> int:
     print(text)
     if options.page:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(fill(page, "soak", text), encoding="utf-8")
+        options.page.write_text(fill(page, "bench:soak", text), encoding="utf-8")
     bad = list(complaints(results))
     for complaint in bad:
         print(f"BAD: {complaint}")
@@ -54,19 +51,10 @@ def main() -> int:
 
 
 def _server(stack: ExitStack) -> tuple[S3Options, Path | None, str]:
-    endpoint = os.environ.get("S3CACHE_TEST_RGW_ENDPOINT")
-    if endpoint is None:
-        moto = stack.enter_context(MotoServer())
-        return moto_place(moto), None, "a moto server (no Ceph RGW was available)"
-    place = S3Options(
-        f"s3cache-soak-{uuid.uuid4().hex[:12]}",
-        endpoint_url=endpoint,
-        region="us-east-1",
-        access_key=os.environ["S3CACHE_TEST_RGW_ACCESS_KEY"],
-        secret_key=os.environ["S3CACHE_TEST_RGW_SECRET_KEY"],
-    )
-    asyncio.run(make_bucket(place))
-    return place, RESTART, "Ceph RGW"
+    if place := rgw_place("s3cache-soak"):
+        return place, RESTART, "Ceph RGW"
+    moto = stack.enter_context(MotoServer())
+    return moto_place(moto), None, "a moto server (no Ceph RGW was available)"
 
 
 # -- the results as a table

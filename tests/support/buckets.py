@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -28,25 +31,23 @@ async def retrying(options: S3Options) -> AsyncIterator[Store]:
 
 def moto_place(server: MotoServer) -> S3Options:
     """Create a bucket on a moto server; return its options, with credentials."""
-    bucket = server.make_bucket()
-    return S3Options(
-        bucket.name,
-        endpoint_url=bucket.endpoint_url,
-        region=bucket.region,
-        access_key=bucket.access_key,
-        secret_key=bucket.secret_key,
-    )
+    options = asdict(server.make_bucket())
+    return S3Options(options.pop("name"), **options)
 
 
-async def make_bucket(options: S3Options) -> None:
-    """Create the bucket that ``options`` name."""
-    import aioboto3
-
-    session = aioboto3.Session(options.access_key, options.secret_key)
-    async with session.client(
-        "s3", region_name=options.region, endpoint_url=options.endpoint_url
-    ) as client:
-        await client.create_bucket(Bucket=options.bucket)
+def rgw_place(name: str) -> S3Options | None:
+    """Create a bucket on the Ceph RGW that the environment names; return its options."""
+    if "S3CACHE_TEST_RGW_ENDPOINT" not in os.environ:
+        return None
+    server: dict[str, Any] = {
+        option: os.environ[f"S3CACHE_TEST_RGW_{variable}"]
+        for option, variable in (
+            ("endpoint_url", "ENDPOINT"), ("access_key", "ACCESS_KEY"), ("secret_key", "SECRET_KEY")
+        )
+    }  # fmt: skip
+    options = S3Options(f"{name}-{uuid.uuid4().hex[:12]}", region="us-east-1", **server)
+    RawBucket(options).client.create_bucket(Bucket=options.bucket)
+    return options
 
 
 @lru_cache

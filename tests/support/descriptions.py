@@ -17,14 +17,11 @@ def differences_from_torch(ours: Any, theirs: Any, where: str = "") -> Iterator[
     elif "arguments" in ours:
         yield from _differences(ours["arguments"], theirs.as_tuple(), f"{where}.arguments")
     elif "text" not in ours:
-        known = {name: value for name, value in _vars(theirs).items() if value is not None}
+        own = getattr(theirs, "__dict__", {})
+        known = {name: value for name, value in own.items() if value is not None}
         for name in {*ours, *known} - {"class"}:
             value = known[name] if name in known else getattr(theirs, name)
             yield from _differences(ours.get(name), value, f"{where}.{name}")
-
-
-def _vars(theirs: Any) -> dict[str, Any]:
-    return getattr(theirs, "__dict__", {})
 
 
 def _differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:

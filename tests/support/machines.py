@@ -31,7 +31,7 @@ _OURS = {
 }
 
 _FORKS = "S3CACHE_TEST_FORKS"  # the process that started this run, and its directory for servers
-SERVERS = 3  # that fork: forks of one server share addresses and the hash seed
+SERVERS = 2  # that fork: forks of one server share addresses and the hash seed
 
 
 def share_forks() -> None:
@@ -85,15 +85,15 @@ class Machine:
         Without ``remote``, the job enables s3cache itself, or leaves it alone.
 
         Args:
-            server: the number of a server, below :data:`SERVERS`, to start as a fork of it, with
-                torch's compiler imported (:mod:`tests.support.forking`). If torch would see a
-                difference in the machine's environment, the process is a new Python.
+            server: the number of a server, to start as a fork of it, with torch's compiler imported
+                (:mod:`tests.support.forking`); numbers that differ by one are different servers. If
+                torch would see a difference in the machine's environment, it is a new Python.
 
         Raises:
             s3cache.testing.ProgramError: the process failed; has the end of its output.
         """
         if server is not None:
-            python = _forks(server).python(self.environment)
+            python = _forks(server % SERVERS).python(self.environment)
         return self._machine.call(
             "tests.support.machines:do_job",
             *(job, arguments, remote, settings or {}),

@@ -81,7 +81,7 @@ class Machine:
     def let_an_hour_pass(self) -> None:
         """Make the files of dead processes an hour old: younger files may still be in use."""
         then = time.time() - 3_601
-        for path in [*self.tier.glob("pending/*"), *self.tier.glob("staging/*")]:
+        for path in self.leftovers():
             os.utime(path, (then, then))
 
     def leftovers(self) -> list[Path]:
@@ -135,13 +135,9 @@ class Process:
         """Wait until it has written ``count`` lines that begin with ``start``."""
         end = time.monotonic() + LONG_S
         while len(self.said(start)) < count:
-            is_lost = self.is_over and len(self.said(start)) < count
-            assert not is_lost, self._story(start)
-            assert time.monotonic() < end, self._story(start)
+            is_lost = time.monotonic() > end or (self.is_over and len(self.said(start)) < count)
+            assert not is_lost, f"did not write {start!r}: {self.lines} {self.errors}"
             time.sleep(0.001)
-
-    def _story(self, start: str) -> str:
-        return f"did not write {start!r}: {self.lines} {self.errors}"
 
     def hear(self) -> None:
         self._popen.stdin.write("go on\n")  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from s3cache.entries import first_name
 from s3cache.records import Event, Record, Recorder, RecordLimits, Run
@@ -75,26 +76,6 @@ def hostile() -> list[Run]:
     return [Run(HOSTILE, (record,), HOSTILE, BEGAN, HOSTILE), Run(HOSTILE, (record,))]
 
 
-def _record(
-    at: float,
-    outcome: str,
-    reason: str,
-    *,
-    kind: str = "aot",
-    elapsed_s: float = 0.01,
-    saved_s: float = 0.0,
-    key: str = "ab" * 32,
-    where: tuple[str, int, str] | None = None,
-    reasons: tuple[dict[str, str], ...] = (),
-) -> Record:
-    return Record(
-        kind=kind,
-        outcome=outcome,
-        key=key,
-        reason=reason,
-        time=BEGAN + at,
-        elapsed_s=elapsed_s,
-        saved_s=saved_s,
-        where=where,
-        reasons=reasons,
-    )
+def _record(at: float, outcome: str, reason: str, **more: Any) -> Record:
+    usual: dict[str, Any] = {"kind": "aot", "key": "ab" * 32, "elapsed_s": 0.01}
+    return Record(**{**usual, **more}, outcome=outcome, reason=reason, time=BEGAN + at)

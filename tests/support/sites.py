@@ -32,12 +32,11 @@ class Machine:
     ) -> Any:
         """Return the result of ``tests.hooks.<module>:<function>``; add ``stderr`` to a ``dict``.
 
-        The first processes of a site are forks of different servers, later ones are not forks.
+        A process is a fork of another server than the one before it.
         """
         machine = machines.Machine(self.root, **{**self.environment, **environment})
         number = self._site.next_machine()
-        forked = self._site.forks and number < machines.SERVERS and python == sys.executable
-        server = number if forked else None
+        server = number if self._site.forks and python == sys.executable else None
         outcome = machine.run(f"tests.hooks.{job}", *arguments, python=python, server=server)
         if isinstance(outcome.result, dict):
             return {**outcome.result, "stderr": outcome.stderr}
@@ -60,7 +59,7 @@ class Machine:
             own = {**shared, **world, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
             return (
                 machines.Machine(self.root / f"rank-{rank}", **own)
-                .run(f"tests.hooks.{job}", *arguments, server=(first + rank) % machines.SERVERS)
+                .run(f"tests.hooks.{job}", *arguments, server=first + rank)
                 .result
             )
 

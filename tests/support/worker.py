@@ -28,7 +28,6 @@ from typing import Any
 
 from s3cache import Cache, frame
 from s3cache.cache import Hit, Saved
-from s3cache.stats import TransferEvent
 
 
 def key(name: str) -> str:
@@ -63,11 +62,7 @@ class Worker:
     def __init__(self, cache: Cache, *, events: bool = False) -> None:
         self._cache = cache
         if events:
-            cache.subscribe(self._tell)
-
-    @staticmethod
-    def _tell(event: TransferEvent) -> None:
-        say(event.direction, event.step, event.name)
+            cache.subscribe(lambda event: say(event.direction, event.step, event.name))
 
     def save(self, keys: list[str], size: int) -> None:
         for key in keys:
@@ -127,11 +122,6 @@ class Worker:
 
     def fork(self, steps: list[list[Any]], leave: str = "_exit") -> None:
         """Run ``steps`` in a child, with the inherited cache, and wait for it."""
-        child = self._forked(steps, leave)
-        _, status = os.waitpid(child, 0)
-        say("child", os.waitstatus_to_exitcode(status))
-
-    def _forked(self, steps: list[list[Any]], leave: str) -> int:
         child = os.fork()
         if child == 0:
             status = 1
@@ -142,7 +132,8 @@ class Worker:
                 if leave == "_exit":
                     os._exit(status)
             sys.exit(status)
-        return child
+        _, status = os.waitpid(child, 0)
+        say("child", os.waitstatus_to_exitcode(status))
 
     def processes(self, method: str, steps_of_each: list[list[list[Any]]]) -> None:
         """Run steps in children of multiprocessing, as a DataLoader does."""
@@ -165,8 +156,7 @@ def run(worker: Worker, steps: list[list[Any]]) -> None:
 
 
 def _child(inherited: Worker | None, steps: list[list[Any]]) -> None:
-    worker = inherited or _open(json.loads(sys.argv[1]))
-    run(worker, steps)
+    run(inherited or _open(json.loads(sys.argv[1])), steps)
 
 
 def _open(config: dict[str, Any]) -> Worker:

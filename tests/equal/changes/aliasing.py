@@ -20,16 +20,12 @@ def _flat(size: int) -> Tensor:
 
 # -- two inputs: their positions, and changes of them
 
-# For inputs of n elements in one storage: the offset of the second from the first, and the step.
-_BEHIND: dict[str, Callable[[int], tuple[int, int]]] = {
-    "beside": lambda n: (2 * n, 1),
-    "touching": lambda n: (n, 1),
-    "overlapping": lambda n: (1, 1),
-    "half over": lambda n: (n // 2, 1),
-    "equal": lambda n: (0, 1),
-    "interleaved": lambda n: (1, 2),
-    "interleaved and over": lambda n: (2, 2),
-}
+# For inputs in one storage: the offset of the second from the first, in halves of an input and in
+# elements, and the step.
+_BEHIND = {
+    "beside": (4, 0, 1), "touching": (2, 0, 1), "overlapping": (0, 1, 1), "half over": (1, 0, 1),
+    "equal": (0, 0, 1), "interleaved": (0, 1, 2), "interleaved and over": (0, 2, 2),
+}  # fmt: skip
 _RELATIONS = ("apart", "one", *_BEHIND)
 
 
@@ -86,9 +82,9 @@ def _related(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtyp
     elif relation == "one":
         pair = (one := _flat(n).to(dtype)), one
     else:
-        behind, step = _BEHIND[relation](n)
+        halves, more, step = _BEHIND[relation]
         flat = _flat(5 * n).to(dtype)
-        first, second = flat[start:], flat[start + behind :]
+        first, second = flat[start:], flat[start + halves * n // 2 + more :]
         pair = first[: n * step : step], second[: n * step : step]
     return pair[::-1] if swapped else pair
 
@@ -135,15 +131,12 @@ _TRIPLES = (
 )  # fmt: skip
 
 
-def _triple(letters: str) -> tuple[Tensor, ...]:
-    flat, held = _flat(24), {letter: _flat(6) * (2 + ord(letter) - 97) for letter in "abc"}
+def _triple(letters: str, requires_grad: bool = False) -> tuple[Tensor, ...]:
+    flat = _flat(24)
+    held = {letter: _flat(6) * (2 + ord(letter) - 97) for letter in "abc"}
+    for each in held.values():
+        each.requires_grad_(requires_grad)
     return tuple(flat[int(each) * 2 :][:6] if each.isdigit() else held[each] for each in letters)
-
-
-def _leaves(letters: str) -> tuple[Tensor, ...]:
-    """Return leaves that require gradients; equal letters are one leaf."""
-    held = {letter: (_flat(6) * (2 + ord(letter) - 97)).requires_grad_() for letter in "abc"}
-    return tuple(held[letter] for letter in letters)
 
 
 def _of_leaves(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -152,14 +145,14 @@ def _of_leaves(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 def triples() -> Iterator[Pair]:
     """Yield each relation of three inputs after each other one, with changes or gradients."""
-    letters = ("abc", "aab", "aba", "abb", "aaa")
-    for function, make, relations, backward in (
-        (_three_changed, _triple, _TRIPLES, None),
-        (_of_leaves, _leaves, letters, contextlib.nullcontext),
+    for function, relations, backward in (
+        (_three_changed, _TRIPLES, None),
+        (_of_leaves, _TRIPLES[:5], contextlib.nullcontext),
     ):
         ways = itertools.product((None, True), relations, relations)
         for dynamic, first, later in ways:
-            calls = [_call(make, each, backward=backward) for each in (first, later)]
+            of_leaves = backward is not None
+            calls = [_call(_triple, each, of_leaves, backward=backward) for each in (first, later)]
             yield calling(
                 "guards",
                 f"{function.__name__} {first}, {later}, {dynamic=}",
@@ -176,32 +169,12 @@ def triples() -> Iterator[Pair]:
 # -- one input: its offset in its storage
 
 
-def _changed(x: Tensor) -> Tensor:
-    x.as_strided((2,), (1,), 5).mul_(7)
-    return x + 1
-
-
-def _changed_here(x: Tensor) -> Tensor:
-    x[2:].as_strided((2,), (1,)).add_(7)
-    return x * 2
-
-
-def _in_place(x: Tensor) -> Tensor:
-    return x.clone().as_strided_((2,), (1,), 1) + x.as_strided((2,), (1,), 4)
-
-
-def _diagonal(x: Tensor) -> Tensor:
-    return x.view(2, 3).diagonal() + x.unfold(0, 2, 2).sum()
-
-
-def _with_grad(x: Tensor) -> Tensor:
-    return x.as_strided((3,), (1,), 5).sin() * 2
-
-
 # Programs that see the offset of an input in its storage; those of _WRITING get no leaf.
 _WRITING: dict[str, Callable[[Tensor], Any]] = {
-    "changed": _changed, "changed here": _changed_here, "in place": _in_place,
-}  # fmt: skip
+    "changed": lambda x: (x.as_strided((2,), (1,), 5).mul_(7), x + 1)[1],
+    "changed here": lambda x: (x[2:].as_strided((2,), (1,)).add_(7), x * 2)[1],
+    "in place": lambda x: x.clone().as_strided_((2,), (1,), 1) + x.as_strided((2,), (1,), 4),
+}
 _SEEING: dict[str, Callable[[Tensor], Any]] = {
     "as is": lambda x: x.as_strided((3,), (1,)) + 1,
     "from": lambda x: torch.as_strided(x, (3,), (1,), 5) * 2,
@@ -213,10 +186,15 @@ _SEEING: dict[str, Callable[[Tensor], Any]] = {
     **_WRITING,
     "seen": lambda x: x + x.storage_offset(),
     "parts returned": lambda x: (x[2:], x.as_strided((2,), (1,), 5)),
-    "diagonal": _diagonal,
+    "with grad": lambda x: x.as_strided((3,), (1,), 5).sin() * 2,
 }
-
-
+# Programs that do not see it.
+_BLIND: dict[str, Callable[[Tensor], Any]] = {
+    "plain": lambda x: x.sin() + 1,
+    "view": lambda x: x[1:].view(5, 1).t(),
+    "filled": lambda x: x.mul_(3),
+    "diagonal": lambda x: x.view(2, 3).diagonal() + x.unfold(0, 2, 2).sum(),
+}
 _PLACES = (0, 1, 2, 4, 5)
 
 
@@ -233,22 +211,14 @@ def offsets() -> Iterator[Pair]:
 
     Programs that do not see the offset must hit.
     """
-    blind: dict[str, Callable[[Tensor], Any]] = {
-        "plain": lambda x: x.sin() + 1,
-        "view": lambda x: x[1:].view(5, 1).t(),
-        "filled": lambda x: x.mul_(3),
-        "diagonal": _diagonal,
-    }
-    for name, function in blind.items():
+    for name, function in _BLIND.items():
         calls = tuple(_call(_slot, start, "tensor") for start in (3, 0))
         name = f"{name} sees no place"
         yield calling("offsets", name, function, calls[1:], calls, must_hit=True)
     kinds = itertools.cycle(("tensor", "leaf", "parameter"))
-    seeing = {**_SEEING, "with grad": _with_grad}
-    for (name, function), dynamic in itertools.product(seeing.items(), (None, True)):
+    for (name, function), dynamic in itertools.product(_SEEING.items(), (None, True)):
         for number, before in enumerate(_PLACES):
-            kind = next(kinds) if name in _SEEING else "leaf"
-            kind = "tensor" if name in _WRITING else kind
+            kind = "tensor" if name in _WRITING else "leaf" if name == "with grad" else next(kinds)
             backward = contextlib.nullcontext if kind != "tensor" else None
             how = f"{name} of a {kind} from {before}, {dynamic=}"
             first = _call(_slot, before, kind, backward=backward)
@@ -262,7 +232,7 @@ def offsets() -> Iterator[Pair]:
                     (first,),
                     (moved, first, moved),
                     {"dynamic": dynamic},
-                    native=name in _SEEING and before == 0 and not dynamic,
+                    native=before == 0 and not dynamic,
                     filled=how,
                 )
 
@@ -270,17 +240,16 @@ def offsets() -> Iterator[Pair]:
 # -- tensor subclasses that hold one tensor twice, or share tensors
 
 
-def _pairs(letters: str, views: bool) -> tuple[Any, Any]:
-    """Return two wrappers of two tensors; equal letters are one tensor, or equal views of it."""
+def _pairs(letters: str, views: bool, mixed: bool) -> tuple[Any, Any]:
+    """Return two wrappers of two tensors; equal letters are one tensor, or equal views of it.
+
+    If they are mixed, the second is a plain tensor, which the wrapper may also hold.
+    """
     from torch.testing._internal.two_tensor import TwoTensor
 
     held = {letter: _flat(6) * (1 + ord(letter) - ord("a")) for letter in letters}
     tensors = [held[letter].view(6) if views else held[letter] for letter in letters]
-    return TwoTensor(*tensors[:2]), TwoTensor(*tensors[2:])
-
-
-def _of_both(a: Tensor, b: Tensor) -> Tensor:
-    return a * b + a
+    return TwoTensor(*tensors[:2]), tensors[2] if mixed else TwoTensor(*tensors[2:])
 
 
 def _second_changed(a: Tensor, b: Tensor) -> Tensor:
@@ -294,31 +263,23 @@ _HELD = (
 )  # fmt: skip
 
 
-def _mixed(letters: str, views: bool) -> tuple[Any, Any]:
-    """Return a wrapper and a plain tensor, which the wrapper may also hold."""
-    first, second = _pairs(letters, views)
-    return first, second.a
-
-
 def subclasses() -> Iterator[Pair]:
     """Yield each relation followed by some others, also with plain tensors."""
-    functions = (_first_doubled, _both_changed, _of_both, _second_changed)
-    makes = (_pairs, _mixed)
-    for (number, function), make in itertools.product(enumerate(functions), makes):
-        for place, first in enumerate(_HELD):
-            for step in (1, 4):
-                second = _HELD[(place + number + step) % len(_HELD)]
-                if first == second:
-                    continue
-                views, dynamic = (place + step) % 2 == 1, True if place % 3 == 0 else None
-                how = f"{make.__name__[1:]} {function.__name__} {first}, {views=}, {dynamic=}"
-                yield calling(
-                    "subclasses",
-                    f"{how}, then {second}",
-                    function,
-                    (_call(make, first, views),),
-                    tuple(_call(make, each, views) for each in (second, first)),
-                    {"dynamic": dynamic},
-                    native=make is _pairs and number < 2 and place < 7,
-                    filled=how,
-                )
+    functions = (_first_doubled, _both_changed, _only_read, _second_changed)
+    ways = itertools.product(enumerate(functions), (False, True), enumerate(_HELD), (1, 4))
+    for (number, function), mixed, (place, first), step in ways:
+        second = _HELD[(place + number + step) % len(_HELD)]
+        if first == second:
+            continue
+        views, dynamic = (place + step) % 2 == 1, True if place % 3 == 0 else None
+        how = f"{mixed=} {function.__name__} {first}, {views=}, {dynamic=}"
+        yield calling(
+            "subclasses",
+            f"{how}, then {second}",
+            function,
+            (_call(_pairs, first, views, mixed),),
+            tuple(_call(_pairs, each, views, mixed) for each in (second, first)),
+            {"dynamic": dynamic},
+            native=not mixed and number < 2 and place < 7,
+            filled=how,
+        )

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copyreg
-import decimal
 import functools
 import itertools
-import logging
 import os
 import re
 import sys
 import tempfile
-import threading
-import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -44,48 +39,27 @@ _aten = torch.ops.aten
 # -- state: each item is a question with the answer 0 or 1, and a context that sets the answer
 
 
-@contextlib.contextmanager
-def _undo(undo: Callable[[], Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        undo()
-
-
 class _Place:
     """An object somewhere in a program."""
 
     value = 0
     there: Any = None
 
-    @property
-    def computed(self) -> int:
-        return self.value
 
-
-_place = _Place()
 _variable: contextvars.ContextVar[int] = contextvars.ContextVar("s3cache_asking", default=0)
-_own = threading.local()
 _tensor = torch.zeros(3, requires_grad=True)
-_module = types.ModuleType("s3cache_asking_module")
-_logger = logging.getLogger("s3cache_asking")
 
 
 def _set(owner: Any, name: str, *values: Any) -> Callable[[int], Any]:
     return lambda to: patch.object(owner, name, values[to], create=True)
 
 
-def _file() -> str:
-    return os.path.join(tempfile.gettempdir(), f"s3cache-asking-{os.getpid()}")
+def _file(there: bool) -> None:
+    _path().touch() if there else _path().unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _with_file(to: int) -> Iterator[None]:
-    if to:
-        with open(_file(), "x", encoding="utf-8"), _undo(lambda: os.unlink(_file())):
-            yield
-    else:
-        yield
+def _path() -> Path:
+    return Path(tempfile.gettempdir(), "s3cache-asking")
 
 
 _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
@@ -93,14 +67,9 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
         lambda: int(os.environ.get("ASKED_BY_A_PROGRAM", "0")),
         lambda to: patch.dict(os.environ, {"ASKED_BY_A_PROGRAM": str(to)}),
     ),
-    "a logger's level": (lambda: _logger.level == 10, _set(_logger, "level", 20, 10)),
     "NumPy's error state": (
         lambda: np.geterr()["divide"] == "raise",
         lambda to: np.errstate(divide=("warn", "raise")[to]),
-    ),
-    "a decimal context": (
-        lambda: decimal.getcontext().prec == 7,
-        lambda to: decimal.localcontext(decimal.Context(prec=28 - 21 * to)),
     ),
     "filters of warnings": (
         lambda: any("s3cache_asking" in str(each) for each in warnings.filters),
@@ -110,23 +79,8 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
         ),
     ),
     "a context variable": (_variable.get, lambda to: switched(_variable.get, _variable.set, to)),
-    "a thread's own value": (lambda: getattr(_own, "to", 0), _set(_own, "to", 0, 1)),
-    "the interpreter": (
-        lambda: sys.getswitchinterval() > 0.01,
-        lambda to: switched(sys.getswitchinterval, sys.setswitchinterval, (0.005, 0.02)[to]),
-    ),
-    "a file": (lambda: os.path.exists(_file()), _with_file),
-    "copyreg": (
-        lambda: _Place in copyreg.dispatch_table,
-        lambda to: patch.dict(copyreg.dispatch_table, {_Place: str} if to else {}),
-    ),
-    "an attribute": (lambda: _place.value, _set(_Place, "value", 0, 1)),
-    "a property": (lambda: _place.computed, _set(_Place, "value", 0, 1)),
-    "a weak reference": (
-        lambda: bool(_Place.there),
-        _set(_Place, "there", None, weakref.ref(_place)),
-    ),
-    "a module": (lambda: getattr(_module, "to", 0), _set(_module, "to", 0, 1)),
+    "a file": (lambda: _path().exists(), lambda to: switched(_path().exists, _file, bool(to))),
+    "an attribute": (lambda: _Place.value, _set(_Place, "value", 0, 1)),
     "a tensor's grad": (
         lambda: _tensor.grad is not None,
         _set(_tensor, "grad", None, torch.ones(3)),
@@ -159,8 +113,10 @@ def _custom(register: Callable[[Any, Ask], None], call: Any = None) -> Any:
         definition.register_fake(torch.empty_like)
         definition.register_autograd(lambda ctx, grad: grad * 2)
         register(definition, ask)
-        with _undo(definition._lib._destroy):
+        try:
             yield
+        finally:
+            definition._lib._destroy()
 
     def program(x: Tensor) -> Any:
         operator = getattr(torch.ops.s3cache_asking, name.partition("::")[2])
@@ -200,7 +156,8 @@ def _library(key: str) -> Any:
     def registered(ask: Ask) -> Iterator[None]:
         library = torch.library.Library("s3cache_asking_more", "FRAGMENT")
         library.define(f"{name}(Tensor x) -> Tensor")
-        with _undo(library._destroy), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            stack.callback(library._destroy)
             if key != "a table":
                 library.impl(name, lambda x: x * _by(ask), key)
             else:

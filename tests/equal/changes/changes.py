@@ -299,26 +299,19 @@ def _others(value: Any, kind: Any) -> list[Any]:
     allowed = [each for each in _literals(kind) if each != value]
     if allowed:
         return allowed[:2]
-    match value:
-        case bool():
-            return [not value]
-        case int():
-            return [value + 1, value * 2 + 3]
-        case float():
-            return [value + 0.5, value * 2 + 1.5]
-        case str():
-            return [f"{value}other"]
-        case None:
-            return _instead_of_nothing(kind)
-        case list():
-            return [[*value, "other"]]
-        case tuple():
-            return [(*value, "other")]
-        case dict():
-            return [{**value, "other": 1}]
-        case set():
-            return [{*value, "other"}]
-    return []
+    if value is None:
+        return _instead_of_nothing(kind)
+    others: dict[type, Callable[[Any], list[Any]]] = {
+        bool: lambda old: [not old],
+        int: lambda old: [old + 1, old * 2 + 3],
+        float: lambda old: [old + 0.5, old * 2 + 1.5],
+        str: lambda old: [f"{old}other"],
+        list: lambda old: [[*old, "other"]],
+        tuple: lambda old: [(*old, "other")],
+        dict: lambda old: [{**old, "other": 1}],
+        set: lambda old: [{*old, "other"}],
+    }
+    return others.get(type(value), lambda _: [])(value)
 
 
 def _literals(kind: Any) -> list[Any]:

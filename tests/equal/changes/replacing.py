@@ -82,23 +82,15 @@ def _operator(name: str) -> Any:
 _NAMES: list[tuple[str, str, Callable[[Tensor], Any], Any]] = [
     ("torch", "layer_norm", lambda x: F.layer_norm(x, (8,)), torch.sum),
     ("torch", "relu", F.relu, torch.sigmoid),
-    ("torch", "nan_to_num", lambda x: torch.nan_to_num(x), torch.sin),
     ("torch._C._nn", "silu", F.silu, torch.sigmoid),
-    ("torch._C._nn", "glu", F.glu, torch.sigmoid),
-    ("torch._C._nn", "pad", lambda x: F.pad(x, (1, 1)), torch.sigmoid),
     ("torch._VF", "einsum", lambda x: torch.einsum("ij,kj->ik", x, x), torch.sigmoid),
-    ("torch:Tensor", "softmax", lambda x: F.softmax(x, -1), torch.Tensor.cumsum),
     ("torch:Tensor", "__matmul__", lambda x: x @ x.t(), torch.Tensor.sub),
-    ("torch:Tensor", "sum", lambda x: x.sum(0), torch.Tensor.prod),
     ("torch:Tensor", "__getitem__", lambda x: x[1:], torch.Tensor.sub),
     ("torch.nn.functional", "relu", lambda x: torch.nn.ReLU()(x), F.silu),
     ("torch.nn.functional", "linear", lambda x: F.linear(x, x), torch.mul),
-    ("torch.nn.functional", "softmax", lambda x: torch.nn.Softmax(-1)(x), torch.cumsum),
     ("torch.linalg", "vector_norm", lambda x: torch.linalg.vector_norm(x), torch.sum),
     ("torch.fft", "fftshift", lambda x: torch.fft.fftshift(x), torch.sin),
-    ("torch.special", "entr", lambda x: torch.special.entr(x), torch.sin),
     ("torch._refs", "sinc", lambda x: torch.sinc(x), torch._refs.deg2rad),
-    ("torch._refs.nn.functional", "mish", F.mish, torch.sin),
     ("torch._prims", "sin", lambda x: torch.sinc(x), torch.cos),
     ("torch._decomp.decompositions", "mse_loss", lambda x: F.mse_loss(x, x * 2), torch.mul),
     ("torch._meta_registrations", "meta_mm", lambda x: x @ x.t(), torch.mul),
@@ -199,18 +191,17 @@ def _called(name: str, x: Tensor) -> Any:
 
 
 def _tables() -> Iterator[Slot]:
-    for name in ("sin", "exp", "cos"):
-        hows: tuple[str, ...] = ("plainly", "torch's other")
+    hows: tuple[str, ...] = ("plainly", "torch's other")
+    for name in ("sin", "exp"):
         of: tuple[Any, ...] = (_operator(name),)
         yield Slot("tables", f"lowering of {name}", name, hows, _lowered, of, traced=False)
-    for name in ("silu", "hardswish", "hardsigmoid"):
-        hows = ("plainly", "wrapping", "partial", "torch's other")
-        yield Slot(
-            "tables", f"decomposition of {name}", name, hows, _decomposed, (_operator(name),)
-        )
+    hows = ("plainly", "wrapping", "partial", "torch's other")
+    for name in ("silu", "hardswish"):
+        of = (_operator(name),)
+        yield Slot("tables", f"decomposition of {name}", name, hows, _decomposed, of)
+    hows = ("given", "written", "torch's given", "torch's written")
     keys = itertools.cycle(("CompositeImplicitAutograd", "AutogradCPU", "Meta", "CPU"))
-    for name in ("silu", "mish", "hardswish", "sigmoid", "tanh", "relu", "exp", "elu"):
-        key, hows = next(keys), ("given", "written", "torch's given", "torch's written")
+    for name, key in zip(("silu", "mish", "hardswish", "sigmoid"), keys, strict=False):
         of = _operator(name), getattr(DispatchKey, key)
         yield Slot("tables", f"{key} of {name}", name, hows, _by_key, of)
 
@@ -220,9 +211,8 @@ def _tables() -> Iterator[Slot]:
 _INSTEAD = {2.0: _aten.cos.default, 3.0: _aten.tanh.default}
 _FX = "torch._inductor.fx_passes"
 _GIVEN_A_GRAPH = {
-    "torch._inductor.compile_fx": "_recursive_joint_graph_passes _recursive_post_grad_passes"
-    " joint_graph_passes post_grad_passes view_to_reshape record_original_output_strides",
-    f"{_FX}.joint_graph": "canonicalize_aten_ir_passes constant_fold_uniform_value",
+    "torch._inductor.compile_fx": "_recursive_joint_graph_passes post_grad_passes view_to_reshape",
+    f"{_FX}.joint_graph": "constant_fold_uniform_value",
     f"{_FX}.post_grad": "remove_noop_ops reorder_for_locality",
     f"{_FX}.reinplace": "canonicalize_view_scatter_ops",
 }
@@ -283,7 +273,7 @@ def _members() -> Iterator[Slot]:
 
 # -- parts of functions, which have no name in a module
 
-_FUNCTIONS = "relu silu mish hardswish elu selu celu leaky_relu hardtanh hardsigmoid".split()  # noqa: SIM905
+_FUNCTIONS = ("relu", "silu", "mish", "elu", "celu", "leaky_relu", "hardsigmoid")
 # Code for a function must have as many closure variables as the function's own code.
 _TEXT = """
 def make({free}):
@@ -333,7 +323,7 @@ def _insides() -> Iterator[Slot]:
     for name in _FUNCTIONS:
         of = (getattr(F, name),)
         yield Slot("insides", f"F.{name}", name, codes, _coded, of)
-        if name in ("elu", "celu", "leaky_relu", "hardtanh"):
+        if name in ("elu", "celu", "leaky_relu"):
             yield Slot("insides", f"F.{name}", name, ("defaults",), _defaulted, of)
         formula = _decompositions.get(_operator(name))
         if _cell_of(formula) is not None:  # code generation also calls the wrapper
@@ -342,7 +332,7 @@ def _insides() -> Iterator[Slot]:
 
 # -- operators: replaced by others, and their kernels
 
-_OPERATORS = ["sin", "cos", "exp", "tanh", "abs", "sigmoid", "erf", "floor", "neg", "relu"]
+_OPERATORS = ("sin", "cos", "exp", "tanh", "erf", "sigmoid")
 
 
 def _reaching(name: str) -> Any:
@@ -371,13 +361,10 @@ def _placed(name: str, how: str, by: float) -> Context:
         return torch.sinc(x) * by
 
     packet, other = getattr(_aten, name), _aten.hardswish if by == 2 else _aten.mish
-    owner, attribute, value = {
-        "overload by another": (packet, "default", other.default),
-        "overload by a function": (packet, "default", scaled),
-        "packet by another": (_aten, name, other),
-        "packet by a class": (_aten, name, type("Packet", (), {"default": staticmethod(scaled)})),
-    }[how]
-    return patch.object(owner, attribute, value)
+    if how.startswith("overload"):
+        return patch.object(packet, "default", other.default if "another" in how else scaled)
+    own = type("Packet", (), {"default": staticmethod(scaled)})
+    return patch.object(_aten, name, other if "another" in how else own)
 
 
 @contextlib.contextmanager
@@ -399,12 +386,11 @@ def _operators() -> Iterator[Slot]:
     for name in _OPERATORS:
         yield Slot("operators", name, _reaching(name), hows, _placed, (name,))
     keys = itertools.cycle(("AutogradCPU", "CompositeImplicitAutograd", "CPU", "Meta", "Autograd"))
-    for name in ("sin", "cos", "exp", "tanh", "erf", "sqrt", "neg", "abs"):
-        of = "prims", name, next(keys)
+    for name, key in zip(_OPERATORS[:5], keys, strict=False):
         program = functools.partial(lambda name, x: getattr(_prims, name)(x.abs()) + 1, name)
-        title = f"prims.{name} for {of[2]}"
+        title, of = f"prims.{name} for {key}", ("prims", name, key)
         yield Slot("operators", title, program, ("own", "torch's"), _kernel, of, traced=False)
-    for name in ("silu", "mish", "hardswish", "sinc", "celu", "softplus"):
+    for name in ("silu", "mish", "sinc", "celu"):
         for key in ("AutogradCPU", "CompositeImplicitAutograd", "CPU"):
             title, of = f"aten.{name} for {key}", ("aten", name, key)
             yield Slot("operators", title, name, ("own",), _kernel, of, traced=False)
@@ -427,31 +413,27 @@ def _constant(how: str, by: float) -> Context:
 
 def _constants() -> Iterator[Slot]:
     hows = ("an item", "only item", "another table")
-    for name in (*_FUNCTIONS[1:], "logsigmoid", "softplus", "softshrink"):
-        if name != "celu":
-            program = functools.partial(
-                lambda name, x: getattr(F, name)(x.bfloat16()).float() + x, name
-            )
-            yield Slot("constants", name, program, hows, _constant, traced=False)
+    for name in ("silu", "mish", "elu", "leaky_relu", "hardsigmoid", "logsigmoid"):
+        program = functools.partial(
+            lambda name, x: getattr(F, name)(x.bfloat16()).float() + x, name
+        )
+        yield Slot("constants", name, program, hows, _constant, traced=False)
 
 
 # -- registries of Inductor
 
 _PASSES = {
     "early": joint_graph.early_patterns,
-    "joint 0": joint_graph.pass_patterns[0],
-    "joint 1": joint_graph.pass_patterns[1],
-    "post 0": post_grad.pass_patterns[0],
-    "post 1": post_grad.pass_patterns[1],
-    "post 2": post_grad.pass_patterns[2],
+    **{f"joint {number}": each for number, each in enumerate(joint_graph.pass_patterns[:2])},
+    **{f"post {number}": each for number, each in enumerate(post_grad.pass_patterns[:3])},
 }
 
 
 @contextlib.contextmanager
 def _pattern(where: Any, name: str, how: str, by: float) -> Iterator[None]:
     operator = _operator(name)
-    before = {key: [*entries] for key, entries in where.patterns.items()}
-    seen = {key: [*graphs] for key, graphs in where.seen_patterns.items()}
+    tables = where.patterns, where.seen_patterns
+    before = [{key: [*entries] for key, entries in table.items()} for table in tables]
     pattern, prepend = CallFunction(operator, Arg()), how.endswith("first")
     if how.startswith("graph"):
         register_graph_pattern(pattern, pass_dict=where, prepend=prepend)(
@@ -468,7 +450,7 @@ def _pattern(where: Any, name: str, how: str, by: float) -> Iterator[None]:
     try:
         yield
     finally:
-        for table, previous in ((where.patterns, before), (where.seen_patterns, seen)):
+        for table, previous in zip(tables, before, strict=True):
             table.clear()
             table.update(previous)
 
@@ -491,7 +473,7 @@ def _wrapper(how: str, by: float) -> Iterator[None]:
 
 
 def _registries() -> Iterator[Slot]:
-    names = itertools.cycle(_OPERATORS[:8])
+    names = itertools.cycle(_OPERATORS)
     for where, passes in _PASSES.items():
         hows: tuple[str, ...] = ("graph", "graph first", "replacement")
         if where.startswith("post"):

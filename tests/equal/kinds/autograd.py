@@ -72,36 +72,27 @@ def hooks_in_its_graph(compile_it: Compile) -> Any:
 def _hooked(function: Any, backward: Any) -> Any:
     order: list[str] = []
 
-    def scale(name: str, factor: float) -> Any:
-        def hook(grad: Any) -> Any:
-            order.append(name)
-            return grad * factor
-
-        return hook
+    def output(grad: Any) -> Any:
+        order.append("output")
+        return grad * 5
 
     def pre(grads: Any) -> Any:
         order.append("pre")
         return tuple(each * 2 for each in grads)
-
-    def post(grads_in: Any, grads_out: Any) -> None:
-        order.append("post")
 
     def accumulated(leaf: Any) -> None:
         order.append("accumulated")
         leaf.grad.add_(1)
 
     x = leaf()
-    x.register_hook(scale("leaf", 3))
+    x.register_hook(lambda grad: grad * 3)
     x.register_post_accumulate_grad_hook(accumulated)
     out = function(x)
-    out.register_hook(scale("output", 5))
+    out.register_hook(output)
     out.grad_fn.register_prehook(pre)
-    out.grad_fn.register_hook(post)
+    out.grad_fn.register_hook(lambda *_: order.append("post"))
     backward(out.sum())
     return x, out, x.grad, order
-
-
-# -- graphs that compiled autograd captures, and that are then cached
 
 
 # -- graphs without a backward pass outside of compiled autograd

@@ -23,11 +23,7 @@ def _any(**wanted: Any) -> Any:
     return shows
 
 
-@graph(
-    *("inputs", matrix, matrix),
-    shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True),
-    native=True,
-)
+@graph("inputs", matrix, matrix, shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
 def data_mutated_in_graph(x: Any, y: Any) -> Any:
     x.mul_(2)
     return x + y
@@ -43,12 +39,7 @@ def data_mutated_out_of_graph(compile_it: Compile) -> Any:
 
     leaf = matrix(True)
     x = leaf * 2
-
-    def function(x: Any) -> Any:
-        x.mul_(3)
-        return x + 1
-
-    out = compile_it(function)(x)
+    out = compile_it(lambda x: x.mul_(3) + 1)(x)
     (out * 2 + x).sum().backward()
     return leaf, leaf.grad, x, out
 
@@ -81,25 +72,18 @@ def storage_exchanged(x: Any, y: Any) -> Any:
 def overlapping_and_mutated(compile_it: Compile) -> Any:
     """The graph writes to one of two views of a tensor; torch makes both from one base."""
 
-    def function(x: Any, y: Any) -> Any:
-        x.mul_(2)
-        return x + y
-
     leaf = matrix(True)
     base = leaf * 1
     x, y = base.view(-1), base[1:]
-    out = compile_it(lambda x, y: function(x, y.view(-1)[:1]))(x, y)
+    out = compile_it(lambda x, y: x.mul_(2) + y.view(-1)[:1])(x, y)
     out.sum().backward()
     return leaf, leaf.grad, base, x, y, out
 
 
-@case(
-    "inputs",
-    shows=lambda runtime: bool(
-        runtime["indices_of_inputs_that_requires_grad_with_mutations_in_bw"]
-    ),
-    slow=True,
-)
+_MUTATED = "indices_of_inputs_that_requires_grad_with_mutations_in_bw"
+
+
+@case("inputs", shows=lambda runtime: bool(runtime[_MUTATED]), slow=True)
 def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
     class Counting(torch.autograd.Function):
         @staticmethod
@@ -176,10 +160,7 @@ def custom_function_view(compile_it: Compile) -> Any:
         def backward(ctx: Any, grad: Any) -> Any:
             return grad.view(4, 3) * 3
 
-    def function(x: Any) -> Any:
-        return Flat.apply(x), x * 2
-
-    return train(compile_it(function), matrix(True, rows=4))
+    return train(compile_it(lambda x: (Flat.apply(x), x * 2)), matrix(True, rows=4))
 
 
 @case(
@@ -188,14 +169,11 @@ def custom_function_view(compile_it: Compile) -> Any:
     native=True,
 )
 def dynamic_dims(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        return x * 2, x.t(), x.shape[0] * 2
-
-    function = compile_it(function, dynamic=True)
+    function = compile_it(lambda x: (x * 2, x.t(), x.shape[0] * 2), dynamic=True)
     return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 7)]
 
 
-@case("outputs")
+@case("outputs", slow=True)
 def strides_with_a_maximum(compile_it: Compile) -> Any:
     """torch evaluates them with numbers of SymPy."""
     function = compile_it(lambda x: conv2d(x, torch.ones(3, 3, 3, 3)) + 1, dynamic=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import os
 import tempfile
@@ -22,7 +21,6 @@ from tests.equal.programs import Compile, eagerly
 @case("runtime", slow=True)
 def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
     """Autograd must raise an error."""
-
     function = compile_it(lambda x, w: x * w)
     x, w = matrix(True), matrix() + 1
     function(x, w).sum().backward()
@@ -39,31 +37,21 @@ def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
 def donated_buffers(compile_it: Compile) -> Any:
     """The backward pass reuses buffers that only it needs."""
 
-    def function(x: Any, w: Any) -> Any:
-        return torch.nn.functional.relu(x @ w) @ w
-
     with torch._functorch.config.patch(donated_buffer=True):
         x, w = torch.ones(3, 3, requires_grad=True), torch.eye(3).requires_grad_()
-        return train(compile_it(function), x, w)
+        return train(compile_it(lambda x, w: (x @ w).relu() @ w), x, w)
 
 
-@case(
-    "runtime",
-    bypassed=1,
-    reasons=("backward-state", "function"),
-    graphs=0,
-    halves=1,
-    slow=True,
-)
+_STATE = {"bypassed": 1, "reasons": ("backward-state", "function"), "graphs": 0, "halves": 1}
+
+
+@case("runtime", **_STATE, slow=True)
 def backward_state(compile_it: Compile) -> Any:
     """A hook on an intermediate becomes an input of the graph, which torch cannot put in a key."""
 
-    def hook(grad: Any) -> Any:
-        return grad * 3
-
     def function(x: Any) -> Any:
         y = x * 2
-        y.register_hook(hook)
+        y.register_hook(lambda grad: grad * 3)
         return y + 1
 
     x = matrix(True)
@@ -95,17 +83,15 @@ def effect_tokens(compile_it: Compile) -> Any:
 def _printed() -> Iterator[list[str]]:
     """Collect the words that any code of this process writes to its standard output."""
     lines: list[str] = []
+    before = os.dup(1)
     with tempfile.TemporaryFile("w+") as file:
-        before = os.dup(1)
         os.dup2(file.fileno(), 1)
-        try:
-            yield lines
-        finally:
-            ctypes.CDLL(None).fflush(None)
-            os.dup2(before, 1)
-            os.close(before)
+        yield lines
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(before, 1)
         file.seek(0)
         lines += file.read().split()
+    os.close(before)
 
 
 @case("runtime", graphs=2)
@@ -140,7 +126,7 @@ def grad_mode_left_changed(compile_it: Compile) -> Any:
     return x, out, after
 
 
-# -- models: hooks and state, ensembles, gradients for each sample, eight bits
+# -- models: hooks and state, eight bits; tests/frameworks/programs has more
 
 
 class Counting(torch.nn.Module):
@@ -177,50 +163,6 @@ def hooks_and_state_of_modules(compile_it: Compile) -> Any:
     for _ in range(3):
         found.append(train(function, matrix(True)))
     return found, {name: value.clone() for name, value in model.state_dict().items()}
-
-
-@case("models", slow=True)
-def gradients_for_each_sample(compile_it: Compile) -> Any:
-    """``vmap`` over ``grad`` of a functional call."""
-    model = torch.nn.Linear(3, 1)
-    torch.manual_seed(0)
-    parameters = {name: torch.randn_like(value) for name, value in model.named_parameters()}
-
-    def loss(values: Any, sample: Any) -> Any:
-        return torch.func.functional_call(model, values, (sample,)).square().sum()
-
-    gradients = compile_it(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0)))
-    # Only in eager mode is one of them a view.
-    return {name: each.clone() for name, each in gradients(parameters, matrix()).items()}
-
-
-@case("models", slow=True)
-def ensemble(compile_it: Compile) -> Any:
-    """Several models with stacked parameters."""
-    torch.manual_seed(0)
-    models = [torch.nn.Linear(3, 2) for _ in range(3)]
-    parameters, buffers = torch.func.stack_module_state(models)
-    base = copy.deepcopy(models[0]).to("meta")
-
-    def one(parameters: Any, buffers: Any, x: Any) -> Any:
-        return torch.func.functional_call(base, (parameters, buffers), (x,))
-
-    run = compile_it(torch.func.vmap(one, in_dims=(0, 0, None)))
-    return run({name: value.detach() for name, value in parameters.items()}, buffers, matrix())
-
-
-@graph(
-    "models",
-    lambda: torch.arange(48.0).reshape(6, 8) / 48,
-    lambda: torch.tensor([0, 1, 4, 6]),
-    slow=True,
-)
-def jagged_attention(values: Any, offsets: Any) -> Any:
-    """Attention over sequences of different lengths, made from values and offsets."""
-    x = torch.nested.nested_tensor_from_jagged(values, offsets)
-    heads = x.unflatten(-1, [2, 4]).transpose(1, 2)
-    out = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
-    return out.transpose(1, 2).values()
 
 
 @graph(

@@ -14,10 +14,7 @@ from tests.equal.programs import Compile
 # -- contents of graphs
 
 
-# -- contents of graphs
-
-
-@case("safety", native=True)
+@case("safety")
 def every_safe_node(compile_it: Compile) -> Any:
     """Methods, public functions, builtins, overloads, packets, constants, symbolic arithmetic."""
     table = torch.tensor([1.0, 2.0, 3.0])
@@ -154,12 +151,8 @@ def scaled(x: Any, factor: float) -> Any:
 @case("safety", slow=True)
 def view_replay(compile_it: Compile) -> Any:
     """The entry contains the views of an output, and torch replays them."""
-
-    def function(x: Any) -> Any:
-        return x.view(-1), x * 25
-
     with torch._functorch.config.patch(view_replay_for_aliased_outputs=True):
-        return train(compile_it(function), matrix(True))
+        return train(compile_it(lambda x: (x.view(-1), x * 25)), matrix(True))
 
 
 # -- modes of torch.compile
@@ -198,10 +191,6 @@ def guard_variants_of_one_key(compile_it: Compile) -> Any:
 @case("paths", differs=("(1).stride",), slow=True)
 def data_dependent_size(compile_it: Compile) -> Any:
     """A size that depends on the values (an unbacked symbol)."""
-
-    def function(x: Any) -> Any:
-        return torch.nonzero(x > 2) * 2
-
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        x = matrix()
+        x, function = matrix(), lambda x: torch.nonzero(x > 2) * 2
         return x, compile_it(function)(x), function(x + 1)

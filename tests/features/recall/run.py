@@ -24,7 +24,7 @@ from typing import Any
 from tests.equal.observe import SEEN, difference
 from tests.features.recall.programs import Program, all_programs, programs_in
 from tests.support import compiled
-from tests.support.machines import SERVERS, Machine, remote_url
+from tests.support.machines import Machine, remote_url
 
 _THIRD = 3  # every third program also runs on a third machine, with both variants in the store
 
@@ -86,7 +86,7 @@ class _Fleet:
         file = self._root / "wanted.json"  # too long for an argument of a process
         file.write_text(json.dumps(parts), encoding="utf-8")
         serve = "tests.features.recall.serving:serve", url, place, str(file), self._jobs
-        done = machine.run(*serve, timeout_s=7000, server=self._started % SERVERS)
+        done = machine.run(*serve, timeout_s=7000, server=self._started)
         results = zip(wanted.items(), done.result, strict=True)
         return {program: dict(zip(plan, got, strict=True)) for (program, plan), got in results}
 
