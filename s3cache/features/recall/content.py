@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, KeysView, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakKeyDictionary
 
-from s3cache.features.recall import dynamo, names
+from s3cache.features.recall import names
 from s3cache.graph import (
     NATIVE,
     PLAIN,
@@ -541,7 +541,7 @@ def is_environment(value: object) -> bool:
 
 def tensor_guarded(tensor: Tensor) -> str:
     """Return the properties of a tensor that torch's own guard checks, except class and sizes."""
-    keys = dynamo.dispatch_keys(tensor)
+    keys = int(names.dispatch_keys.get()(tensor).raw_repr())
     return f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.dim()} {keys}"
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
-import marshal
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-from s3cache.features.recall import dynamo
+from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import (
     Candidate,
     constants_in,
     names_in,
     packed,
     renamed,
-    with_constants,
 )
 from s3cache.features.recall.content import (
     NOT_COMPARED,
@@ -41,8 +40,7 @@ from s3cache.features.recall.sources import (
     name_of_module,
     without_marks,
 )
-from s3cache.graph import UnidentifiedError, origin_of_file, placement
-from s3cache.torch_api import internals
+from s3cache.graph import PLAIN, UnidentifiedError, origin_of_file, placement
 
 # Sources without an object before the frame runs, or that are checked as part of the process.
 _OF_NO_OBJECT = frozenset(
@@ -78,7 +76,7 @@ class Recording:
     frame: PythonFrame
     reads: list[tuple[Source, object]] = field(default_factory=list)
     sourceless: list[object] = field(default_factory=list)
-    asked: list[tuple[Question, object]] = field(default_factory=list)  # with answers
+    asked: list[Question] = field(default_factory=list)
     lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
     dynamic: list[str] = field(default_factory=list)
     refused: RefusedError | None = None
@@ -105,6 +103,8 @@ class Recording:
         Raises:
             Exception: the frame cannot be recalled.
         """
+        import torch
+
         if filtered:
             raise RefusedError("filter", "has a user's filter for guards")
         if graph.random_calls:
@@ -120,7 +120,11 @@ class Recording:
         sources = Sources(self.frame.variables, self.frame.names)
         contents = ContentDescriber()
         symbols = {str(source) for source in graph.shape_env.source_to_var}
-        sizes = dynamo.sizes_of(graph)
+        concrete = partial(map, names.concrete_size.get())  # None for a symbol
+        sizes = {
+            source: [[*concrete(both["size"])], [*concrete(both["stride"])]]
+            for source, both in graph.input_source_to_sizes_strides.items()
+        }
         imports: dict[str, str] = dict(graph.import_sources)
         made.guards = [guard_row(each, sources) for each in sorted(graph.guards)]
         made.key_order = sorted(map(sources.number, graph.guard_on_key_order))
@@ -128,7 +132,9 @@ class Recording:
 
         seen: set[Source] = set()
         # The text of a module says whether it has hooks.
-        modules = {without_marks(each) for each, value in self.reads if dynamo.is_module(value)}
+        modules = {
+            without_marks(each) for each, value in self.reads if isinstance(value, torch.nn.Module)
+        }
         guarded = [
             each.originating_source
             for each in sorted(graph.guards)
@@ -179,7 +185,6 @@ class Recording:
 
     def _check_code(self, graph: Any, contents: ContentDescriber, made: Candidate) -> None:
         """Check that the reads describe all code that took part in the trace."""
-        codes = dict(contents.codes)
         contents.note(self.frame.code, self.frame.names)
         codes = contents.codes
         absent: dict[str, set[str]] = {}
@@ -214,18 +219,12 @@ class Recording:
         made.absent = [[where, sorted(names)] for where, names in sorted(absent.items())]
         made.libraries = sorted(map(list, libraries.items()))
         for value in self.sourceless:
-            unknown = (
-                isinstance(value, types.FunctionType)
-                and value.__code__ not in codes
-                and origin_of_file(value.__code__.co_filename).kind not in ("torch", "python")
-            ) or (
-                isinstance(value, type)
-                and not contents.knows(value)
-                and getattr(sys.modules.get(value.__module__), "__file__", None) is not None
-                and origin_of_file(str(sys.modules[value.__module__].__file__)).kind
-                not in ("torch", "python")
-            )
-            if unknown:
+            file = None
+            if isinstance(value, types.FunctionType) and value.__code__ not in codes:
+                file = value.__code__.co_filename
+            elif isinstance(value, type) and not contents.knows(value):
+                file = getattr(sys.modules.get(value.__module__), "__file__", None)
+            if file is not None and origin_of_file(str(file)).kind not in ("torch", "python"):
                 raise RefusedError("code", f"uses {value!r}, which has no source")
 
     def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
@@ -259,9 +258,10 @@ class Recording:
         self._add_graph(made, has_places=has_places)
         made.questions = question_rows(self.asked, self._sources, builtins_of(self.frame.names))
         try:
-            made.code = _packed(renamed(code, names))
+            made.code = packed(renamed(code, names))
         except ValueError as exc:
-            odd = next(filter(_is_odd, constants_in(code)), None)
+            usual = (*PLAIN, tuple, frozenset)
+            odd = next((x for x in constants_in(code) if not isinstance(x, usual)), None)
             raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
         made.outcome = digest(
             repr(
@@ -315,21 +315,7 @@ def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
         code, is_factory = inside["code"].cell_contents, True
     else:
         code, is_factory = value.__code__, False
-    return [placeholder, _packed(code), code.co_name, is_factory]
-
-
-def _packed(code: types.CodeType) -> bytes:
-    """Return code as bytes, without the name of its file."""
-    nowhere = internals.with_filename(code, "")
-    return packed(with_constants(nowhere, dynamo.constant_row))
-
-
-def _is_odd(value: object) -> bool:
-    try:
-        marshal.dumps(cast("str", value))
-    except ValueError:
-        return dynamo.constant_row(value) is None
-    return False
+    return [placeholder, packed(code), code.co_name, is_factory]
 
 
 def _code_text(code: types.CodeType) -> str:

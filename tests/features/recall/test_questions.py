@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from s3cache.features.recall.content import ContentDescriber
-from s3cache.features.recall.questions import UNKNOWN, Question, changed, question_rows
+from s3cache.features.recall.questions import Question, changed, question_rows
 from s3cache.features.recall.sources import RefusedError, Sources
 
 
@@ -26,7 +26,7 @@ class Listed:
 
 def _rows(kind: str, *about: object) -> list[object]:
     question = Question(kind, tuple((each, None) for each in about))
-    return question_rows([(question, UNKNOWN)] * 2, Sources({}, {}), vars(builtins))
+    return question_rows([question] * 2, Sources({}, {}), vars(builtins))
 
 
 def _changed(rows: list[object]) -> str:
