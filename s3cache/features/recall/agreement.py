@@ -107,7 +107,9 @@ class Agreement:
             with self._engine.candidates(_key_of(digest), KIND) as lookup:
                 for hit in lookup:
                     try:
-                        self._facts[digest] = msgpack.unpackb(_section(hit.entry, _PROGRAM))
+                        self._facts[digest] = msgpack.unpackb(
+                            bytes(section_of(hit.entry, KIND, _PROGRAM))
+                        )
                         lookup.accept(hit)
                         break
                     except Exception as exc:  # noqa: BLE001 - whatever it holds
@@ -133,9 +135,6 @@ class Agreement:
             content = {"condition": old.condition, "why": why, "when": int(time.time())}
             variant = hashlib.sha256(b"tombstone" + old.condition.encode()).hexdigest()[:32]
             self._save(key, _TOMBSTONE, content, variant)
-        return self._report(key, old, new, why)
-
-    def _report(self, key: LabelledKey, old: Candidate, new: Candidate | None, why: str) -> str:
         recorded, traced = ({} if each is None else asdict(each) for each in (old, new))
         differing = [name for name in recorded if recorded[name] != traced.get(name)]
         content = {
@@ -166,11 +165,7 @@ def buried_condition(entry: Frame) -> str:
     """
     if _TOMBSTONE not in entry.names:
         return ""
-    return str(msgpack.unpackb(_section(entry, _TOMBSTONE))["condition"])
-
-
-def _section(entry: Frame, name: str) -> bytes:
-    return bytes(section_of(entry, KIND, name))
+    return str(msgpack.unpackb(bytes(section_of(entry, KIND, _TOMBSTONE)))["condition"])
 
 
 def _key_of(digest: bytes) -> LabelledKey:

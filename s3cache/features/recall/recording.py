@@ -31,12 +31,12 @@ from s3cache.features.recall.questions import Question, question_rows
 from s3cache.features.recall.sources import (
     BUILTINS,
     OWN_BUILTINS,
+    STATE,
     RefusedError,
     Source,
     Sources,
     builtins_of,
     is_imported,
-    is_state_of_module,
     name_of_module,
     without_marks,
 )
@@ -163,7 +163,7 @@ class Recording:
                 made.symbols.append(number)
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
                 continue
-            is_state = is_state_of_module(source)
+            is_state = STATE.search(source.name) is not None
             single = None if made.takes_all_of(number) else contents.by_single_keys(there)
             self._reads_environment |= single is not None and is_environment(there)
             text = contents.of(there, is_state=is_state) if single is None else single

@@ -26,8 +26,8 @@ BUILTINS, OWN_BUILTINS = "__builtins_dict", "__s3cache_builtins"
 
 # Matches names with an address, such as ``___module_math_140248_c0``.
 _BY_ADDRESS = re.compile(r"^_.*\d{6,}_c\d")
-# Matches the name of a parameter or a buffer in its module.
-_STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
+#: Matches the name of a parameter or a buffer in its module.
+STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
 # Sources of the same object as their base.
 _MARKS = frozenset(
     f"{kind}NNModuleSource" for kind in ("", "Unspecialized", "UnspecializedBuiltin", "FSDP")
@@ -203,8 +203,3 @@ def without_marks(source: Source) -> Source:
     while type(source).__name__ in _MARKS:
         source = source.base
     return source
-
-
-def is_state_of_module(source: Source) -> bool:
-    """Return whether a source is a parameter or a buffer of an ``nn.Module``."""
-    return _STATE.search(source.name) is not None

@@ -43,12 +43,6 @@ class _StandIn(ModuleType):
         found.append(_Annotation(attribute))
         return cast("object", found[-1])
 
-    def __setattr__(self, attribute: str, value: object) -> None:
-        setattr(import_module(self.__name__), attribute, value)
-
-    def __delattr__(self, attribute: str) -> None:
-        delattr(import_module(self.__name__), attribute)
-
 
 class _Annotation(str):
     """An attribute of the stand-in while the importer is executed: usable in annotations only."""
@@ -58,28 +52,21 @@ class _Annotation(str):
 
 def _leave_out(name: str, loader: SourceLoader) -> None:
     """Make ``loader`` execute its module without importing ``name``, if possible."""
-    execute, get_code = loader.exec_module, loader.get_code
+    execute = loader.exec_module
 
     def execute_without(module: ModuleType) -> None:
-        def get_rest(fullname: str) -> CodeType | None:
-            code, names = get_code(fullname), vars(module)
-            before = {**names}
-            if code is None or name in sys.modules or find_spec(name) is None:
-                return code
+        loader.exec_module = execute  # type: ignore[method-assign]
+        code, names = loader.get_code(module.__name__), vars(module)
+        before = {**names}
+        if code is not None and name not in sys.modules and find_spec(name) is not None:
             try:
                 _execute_without(name, code, names)
             except Exception:  # noqa: BLE001 - as ever then
                 names.clear()
                 names.update(before)
-                return code
-            return compile("", code.co_filename, "exec")
-
-        loader.exec_module = execute  # type: ignore[method-assign]
-        loader.get_code = get_rest  # type: ignore[method-assign]
-        try:
-            execute(module)
-        finally:
-            loader.get_code = get_code  # type: ignore[method-assign]
+            else:
+                return
+        execute(module)
 
     loader.exec_module = execute_without  # type: ignore[method-assign]
 
