@@ -210,7 +210,7 @@ class JobProfile:
             if data is None:
                 return {}
             return await asyncio.to_thread(
-                lambda: _lookups_of(entries.verify(name, data, admit=admit))
+                lambda: lookups_of(entries.verify(name, data, admit=admit))
             )
 
         first = entries.first_name(self._key)
@@ -288,7 +288,7 @@ def _alternate(profiles: list[Lookups]) -> bool:
     )
 
 
-def _lookups_of(entry: Frame) -> Lookups:
+def lookups_of(entry: Frame) -> Lookups:
     """Return the lookups in a verified profile; raise CorruptError if it is none."""
     where = f"job profile {entry.header.variant}"
     if (entry.header.kind, entry.header.schema) != (_KIND, _SCHEMA):

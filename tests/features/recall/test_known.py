@@ -18,7 +18,7 @@ import pytest
 from s3cache.features.recall import KEYS
 from tests.features.recall.programs import Program, all_programs
 from tests.features.recall.run import _Fleet, differs, judge
-from tests.support.marks import nightly, slow
+from tests.support.marks import cases, nightly, slow
 
 # A limit for hangs: processes wait for one another on a busy machine.
 pytestmark = [slow, pytest.mark.timeout(1800)]
@@ -129,6 +129,7 @@ def _played(fleet: _Fleet, programs: list[Program], how: str = "on") -> list[dic
     return [part for [part] in found]
 
 
+@nightly
 def test_programs_that_other_stores_serve_wrongly_are_right(tmp_path: Path) -> None:
     verdicts = judge(KNOWN, tmp_path, jobs=2)
     assert verdicts.wrong == []
@@ -190,7 +191,7 @@ DAMAGES: dict[str, tuple[bool, Damage]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", cases(DAMAGES, nightly_ones=("empty frames", "frames cut short")))
 def test_a_damaged_artifact_is_a_miss(
     name: str, stored: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:
