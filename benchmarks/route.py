@@ -127,9 +127,9 @@ def _record(url: str, what: str) -> Route:
     recorder = Recorder()
 
     import s3cache
-    from s3cache.features.job_profile import begin
+    from s3cache.features.job_profile import profile
 
-    begin.SETTLED_S = 600.0  # only the flush saves a job profile, even if the machine is busy
+    profile.SETTLED_S = 600.0  # only the flush saves a job profile, even if the machine is busy
     cache = s3cache.enable(url)
 
     import torch

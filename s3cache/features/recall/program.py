@@ -83,12 +83,14 @@ class Program:
         # Packages in packages, such as those of setuptools, are on the path once it is imported.
         paths = tuple(path for path in sys.path if f"-packages{os.sep}" not in path)
         if self._paths != paths:
-            self._paths = paths
-            self._distributions = {
-                f"distribution {name}": version.encode()
-                for path in reversed(paths)
-                for name, version in _distributions_in(path)
-            }
+            self._paths, self._distributions = paths, {}
+            for path in reversed(paths):
+                with contextlib.suppress(OSError):
+                    for entry in os.listdir(path or "."):
+                        stem, _, ending = entry.rpartition(".")
+                        if ending in ("dist-info", "egg-info", "egg-link"):
+                            name, _, version = stem.partition("-")
+                            self._distributions[f"distribution {name}"] = version.encode()
         return self._distributions
 
 
@@ -100,12 +102,10 @@ def difference(here: Facts, recorded: Sequence[Facts]) -> str:
     """
     shortest: list[str] | None = None
     for facts in recorded:
-        peers = [
-            peer
-            for peer in recorded
-            if not any(x.startswith(_FIRM) for x in _differing(facts, peer))
-        ]
-        varying = {label for peer in peers for label in _differing(facts, peer)}
+        others = [_differing(facts, peer) for peer in recorded]
+        # Among processes of the same code.
+        alike = (each for each in others if not any(x.startswith(_FIRM) for x in each))
+        varying = {label for each in alike for label in each}
         labels = [label for label in _differing(here, facts) if label not in varying]
         if not labels:
             return ""
@@ -204,18 +204,6 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
         return not hasattr(module, "__path__")
     on_path = any(path and file.startswith(path + os.sep) for path in sys.path)
     return on_path or not file.endswith((".so", ".pyd"))
-
-
-def _distributions_in(path: str) -> Iterator[tuple[str, str]]:
-    try:
-        entries = os.listdir(path or ".")
-    except OSError:
-        return
-    for entry in entries:
-        stem, _, ending = entry.rpartition(".")
-        if ending in ("dist-info", "egg-info", "egg-link"):
-            name, _, version = stem.partition("-")
-            yield name, version
 
 
 def _is_own(name: str, value: object) -> bool:

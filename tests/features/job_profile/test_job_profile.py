@@ -504,9 +504,9 @@ def test_a_profile_is_uploaded_later_if_the_network_is_down(
 _KILLED = """
 import sys, time
 from s3cache.cache import open_for_torch
-from s3cache.features.job_profile import begin
+from s3cache.features.job_profile import profile
 from tests.support.caching import entry
-begin.SETTLED_S = 0.05
+profile.SETTLED_S = 0.05
 engine = open_for_torch(sys.argv[1], {"local_dir": sys.argv[2]}).engine
 for key in sys.argv[3:]:
     engine.save(key, entry(key))
