@@ -62,11 +62,7 @@ no_tensor_aliasing_sources"""
 
 
 def guard_row(guard: Any, sources: Sources) -> Plain:
-    """Return a guard as plain data: kind, source, arguments by position and name, guarded value.
-
-    Raises:
-        RefusedError: it cannot be checked before a trace.
-    """
+    """Return a guard as a row of a candidate; raise RefusedError if a trace must come first."""
     made: Any = guard.create_fn
     args: Sequence[object] = ()
     kwargs: Mapping[str, object] = {}

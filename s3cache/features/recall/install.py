@@ -148,11 +148,7 @@ class Recall:
         return result
 
     def _call(self, given: Mapping[str, DynamoObject]) -> _Call | None:
-        """Return the frame with its key; None if Dynamo must see it anyway.
-
-        Raises:
-            RefusedError: it cannot be recalled.
-        """
+        """Return the frame with its key, or raise RefusedError; None if Dynamo must trace it."""
         if given.get("export") or given.get("package") is not None:
             return None
         if any(hook is not None for hook in vars(given["hooks"]).values()):

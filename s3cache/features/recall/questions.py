@@ -216,11 +216,7 @@ def _text(answer: object) -> str:
 
 
 def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
-    """Return an object of a question as plain data.
-
-    Raises:
-        RefusedError: it has neither a name nor a source.
-    """
+    """Return an object of a question as plain data; raise RefusedError if there is no way to it."""
     if value is _AT_SOURCE:
         return ["at", sources.number(source)]
     if (row := dynamo.constant_row(value)) is not None:
@@ -250,11 +246,7 @@ def _folded_name(function: Any) -> str:
 
 
 def _read(plain: Plain, sources: Sources) -> object:
-    """Return the object of plain data.
-
-    Raises:
-        Exception: it is not there any more.
-    """
+    """Return the object of plain data; raise any error if it is not there any more."""
     kind, *rest = plain
     if kind == "constant":
         return dynamo.constant_of(rest[0])

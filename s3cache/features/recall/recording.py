@@ -98,11 +98,7 @@ class Recording:
             self.refused = self.refused or exc
 
     def traced(self, graph: Any, *, filtered: bool) -> None:
-        """Store the reads while all objects are still unchanged.
-
-        Raises:
-            Exception: the frame cannot be recalled.
-        """
+        """Store the reads while all objects are unchanged; raise an error to refuse the frame."""
         import torch
 
         if filtered:
@@ -228,11 +224,7 @@ class Recording:
                 raise RefusedError("code", f"uses {value!r}, which has no source")
 
     def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
-        """Return the candidate with the final bytecode of the frame.
-
-        Raises:
-            RefusedError: the frame cannot be recalled.
-        """
+        """Return the candidate with the final bytecode of the frame, or raise RefusedError."""
         made = self.candidate
         if made is None:
             raise self.refused or RefusedError("error", "was not traced to its end")
