@@ -158,11 +158,7 @@ def _name_of_process(pid: int) -> bytes:
 
 
 def buried_condition(entry: Frame) -> str:
-    """Return the condition that a tombstone buries; ``""`` if the entry is not a tombstone.
-
-    Raises:
-        CorruptError: it is malformed.
-    """
+    """Return the condition that a tombstone buries; ``""`` for another entry."""
     if _TOMBSTONE not in entry.names:
         return ""
     return str(msgpack.unpackb(bytes(section_of(entry, KIND, _TOMBSTONE)))["condition"])

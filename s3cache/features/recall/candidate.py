@@ -120,11 +120,7 @@ class Candidate:
 
     @classmethod
     def decode(cls, entry: Frame) -> Candidate:
-        """Read a verified frame.
-
-        Raises:
-            CorruptError: the frame has another kind or schema, or is malformed.
-        """
+        """Read a verified frame; raise CorruptError for other kinds, and if it is malformed."""
         try:
             values = msgpack.unpackb(bytes(section_of(entry, KIND, _SECTION)))
             if set(values) != {each.name for each in fields(cls)}:

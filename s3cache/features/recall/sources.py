@@ -71,11 +71,7 @@ class Sources:
         return Sources(variables, self._names, self.rows)
 
     def number(self, source: Source) -> int:
-        """Return the number of the row of a source; add a row if it is new.
-
-        Raises:
-            RefusedError: the source cannot be expressed as plain data.
-        """
+        """Return the number of the row of a source, which may be new; or raise RefusedError."""
         if (known := self._numbers.get(source)) is not None:
             return known
         kind = type(source)
@@ -103,11 +99,7 @@ class Sources:
         return number
 
     def plain(self, value: object) -> Plain:
-        """Return a field of a source, or an argument of a guard, as plain data.
-
-        Raises:
-            RefusedError: it cannot be expressed as plain data.
-        """
+        """Return a field of a source or an argument of a guard as data, or raise RefusedError."""
         if value is None or type(value) in (bool, int, float, str, bytes):
             return value
         if isinstance(value, enum.Enum) and type(value).__module__ == internals.SOURCES:
