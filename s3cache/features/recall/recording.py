@@ -183,7 +183,6 @@ class Recording:
         """Check that the reads describe all code that took part in the trace."""
         contents.note(self.frame.code, self.frame.names)
         codes = contents.codes
-        absent: dict[str, set[str]] = {}
         mentioned: set[str] = set()  # names in the traced code
         read: dict[str, dict[str, Any]] = {}  # modules, by name
         libraries: dict[str, str] = {}
@@ -197,8 +196,7 @@ class Recording:
             if names is None:
                 if origin.kind != "library":
                     raise RefusedError("code", f"runs {code.co_name}, which has no source")
-                package = origin.name.partition(" ")[0]
-                libraries[package] = origin.name
+                libraries[origin.name.partition(" ")[0]] = origin.name
                 continue
             mentioned |= names_in(code) | {
                 each for each in constants_in(code) if type(each) is str and each.isidentifier()
@@ -210,9 +208,7 @@ class Recording:
         if self._reads_environment and (own := next(filter(NOT_COMPARED.match, strings), None)):
             raise RefusedError("source", f"may read {own}, which is not compared")
         read |= {each.__name__: vars(each) for each in contents.modules}
-        for where, names in read.items():
-            absent[where] = {name for name in mentioned if name not in names}
-        made.absent = [[where, sorted(names)] for where, names in sorted(absent.items())]
+        made.absent = [[where, sorted(mentioned - read[where].keys())] for where in sorted(read)]
         made.libraries = sorted(map(list, libraries.items()))
         for value in self.sourceless:
             file = None
