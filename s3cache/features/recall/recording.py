@@ -40,7 +40,7 @@ from s3cache.features.recall.sources import (
     name_of_module,
     without_marks,
 )
-from s3cache.graph import PLAIN, UnidentifiedError, origin_of_file, placement
+from s3cache.graph import PLAIN_KINDS, UnidentifiedError, origin_of_file, placement
 
 # Sources without an object before the frame runs, or that are checked as part of the process.
 _OF_NO_OBJECT = frozenset(
@@ -248,9 +248,9 @@ class Recording:
         try:
             made.code = packed(renamed(code, names))
         except ValueError as exc:
-            usual = (*PLAIN, tuple, frozenset)
-            odd = next((x for x in constants_in(code) if not isinstance(x, usual)), None)
-            raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
+            others = (x for x in constants_in(code) if type(x) not in PLAIN_KINDS)
+            odd = [x for x in others if dynamo.constant_row(x) is None]
+            raise RefusedError("constant", f"needs one of {odd} in its bytecode") from exc
         made.outcome = digest(
             repr(
                 [_code_text(renamed(code, names)), made.graphs, [each[0] for each in made.resumes]]
