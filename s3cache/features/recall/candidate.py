@@ -96,15 +96,7 @@ class Candidate:
 
     def encode(self, key: LabelledKey) -> bytes:
         """Return a frame under ``key``."""
-        content: bytes = msgpack.packb(asdict(self))
-        return frame.encode(
-            kind=KIND,
-            key=str(key),
-            variant=self.variant,
-            schema=SCHEMA,
-            sections={_SECTION: content},
-            meta={"components": key.about},
-        )
+        return encoded(key, _SECTION, asdict(self), self.variant)
 
     @property
     def variant(self) -> str:
@@ -130,6 +122,18 @@ class Candidate:
             raise
         except Exception as exc:
             raise CorruptError("entry", f"is not a candidate of recall ({exc})") from exc
+
+
+def encoded(key: LabelledKey, section: str, content: object, variant: str = "") -> bytes:
+    """Return a frame with one section of plain data."""
+    return frame.encode(
+        kind=KIND,
+        key=str(key),
+        variant=variant,
+        schema=SCHEMA,
+        sections={section: msgpack.packb(content)},
+        meta={"components": key.about},
+    )
 
 
 # -- bytecode, with nested code
