@@ -34,7 +34,9 @@ class SingleFlight:
         self._claims: Claims | None = None
         self._leases: Leases | None = None
         engine.events.missed.subscribe(
-            lambda key, kind, bound_s: (it := self.claim(key, bound_s, kind)) and it.retry()
+            lambda key, kind, bound_s: (
+                None if (it := self.claim(key, bound_s, kind)) is None else it.retry()
+            )
         )
 
     def claim(self, key: str, bound_s: float, kind: str = "fx") -> WaitOutcome | None:
