@@ -130,7 +130,7 @@ class FrameComparison:
         before = self._state(places)
 
         def build(variables: dict[str, object]) -> Any:
-            now = places.of(variables)
+            now = Sources(variables, frame.names, made.rows)
             try:
                 if self._state(now) != before or not all(map(now.holds, made.expressions)):
                     return None

@@ -289,12 +289,9 @@ def _is_hash_of_enums(source: Source, codes: Iterable[types.CodeType]) -> bool:
     if getattr(source, "index", None) != "hash" or BUILTINS not in getattr(base, "name", ""):
         return False
     own = enum.Enum.__hash__.__code__
-    return own in codes and not any(_names_hash(each) for each in codes if each is not own)
-
-
-def _names_hash(code: types.CodeType) -> bool:
-    constants = {each for each in constants_in(code) if type(each) is str}
-    return not (names_in(code) | constants).isdisjoint({"hash", "__hash__"})
+    others = (code for code in codes if code is not own)
+    named = (x for code in others for x in (*names_in(code), *constants_in(code)))
+    return own in codes and not any(type(x) is str and x in ("hash", "__hash__") for x in named)
 
 
 def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:

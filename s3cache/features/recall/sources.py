@@ -66,10 +66,6 @@ class Sources:
         self._closure = names.closure_vars.get()()
         self._known: dict[Source, object] = {}
 
-    def of(self, variables: Mapping[str, object]) -> Sources:
-        """Return the same sources for another call."""
-        return Sources(variables, self._names, self.rows)
-
     def number(self, source: Source) -> int:
         """Return the number of the row of a source, which may be new; or raise RefusedError."""
         if (known := self._numbers.get(source)) is not None:
