@@ -324,14 +324,8 @@ def is_dense(value: object) -> bool:
 
 
 # Objects that are made at every access, or shared by equal values.
-_BY_VALUE = (
-    *(int, float, str, bytes, tuple),
-    *(types.BuiltinFunctionType, types.MethodWrapperType),
-)
-_WITHOUT_ALIAS = (
-    *_BY_VALUE,
-    *(type(None), complex, types.MethodType, types.MappingProxyType),
-)
+_BY_VALUE = (int, float, str, bytes, tuple, types.BuiltinFunctionType, types.MethodWrapperType)
+_WITHOUT_ALIAS = (*_BY_VALUE, type(None), complex, types.MethodType, types.MappingProxyType)
 
 
 def _is_same(there: object, read: object) -> bool:
