@@ -6,6 +6,7 @@ Triton compiles real machine code for a stand-in for the GPU, and launches nothi
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,9 +112,17 @@ def test_kernels_with_inputs_outside_of_the_key_are_not_shared(tmp_path: Path) -
     assert seen == {**kept, "override": 0, "globals": 0, "plugin": 0, "inductor": 0}
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the remote of a machine that has compiled a kernel."""
+    root = tmp_path_factory.mktemp("filled")
+    run(root, "one", "kernel")
+    return root / "remote"
+
+
 @slow
-def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
-    run(tmp_path, "one", "kernel")
+def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path, filled: Path) -> None:
+    shutil.copytree(filled, tmp_path / "remote")
     (found,) = (tmp_path / "remote").rglob("triton-*")
     content = bytearray(found.read_bytes())
     content[-1] ^= 1
@@ -131,10 +140,11 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
     "share", [pytest.param(False, marks=slow), pytest.param(True, marks=nightly)]
 )
 def test_entries_contain_paths_of_sources_only_with_share_sources(
-    tmp_path: Path, share: bool
+    tmp_path: Path, filled: Path, share: bool
 ) -> None:
-    run(tmp_path, "one", "kernel", share_sources=share)
-    (found,) = (tmp_path / "remote").rglob("triton-*")
+    if share:
+        run(tmp_path, "one", "kernel", share_sources=True)
+    (found,) = (tmp_path / "remote" if share else filled).rglob("triton-*")
     entry = frame.decode(found.read_bytes())
     assert {"add.json", "add.cubin"} <= {*entry.names}
     assert ("add.ttir" in entry.names) is share
@@ -143,9 +153,9 @@ def test_entries_contain_paths_of_sources_only_with_share_sources(
 
 
 @slow
-def test_a_policy_refuses_unsigned_kernels(tmp_path: Path) -> None:
+def test_a_policy_refuses_unsigned_kernels(tmp_path: Path, filled: Path) -> None:
     """Neither an entry of the bucket nor a file of Triton's directory is used."""
-    run(tmp_path, "one", "kernel")
+    shutil.copytree(filled, tmp_path / "remote")
     trusted = generate("ci").public_text()
     there = machine(tmp_path / "two", "triton")
     url, job = remote_url(tmp_path), "tests.features.ports.jobs:kernel"
