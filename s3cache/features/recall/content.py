@@ -451,7 +451,7 @@ def _digest_of_code(code: types.CodeType) -> str:
     return _digest([repr(names), code_digest(code)])
 
 
-def _attributes(value: object) -> list[str]:
+def _attributes(value: Any) -> list[str]:
     """Return the names of an object's own attributes, in order, and what C says of it.
 
     Some names that torch sets have a random part.

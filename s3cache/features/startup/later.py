@@ -44,7 +44,7 @@ class _StandIn(ModuleType):
 def _execute(
     name: str, loader: SourceLoader, execute: Callable[[ModuleType], None], module: ModuleType
 ) -> None:
-    loader.exec_module = execute  # type: ignore[method-assign]
+    loader.exec_module = execute  # type: ignore[assignment, method-assign]
     source, names = loader.get_source(module.__name__), vars(module)
     if source is None or name in sys.modules or find_spec(name) is None:
         execute(module)

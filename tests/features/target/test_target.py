@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from s3cache.cli import main
 from s3cache.errors import ConfigError
 from s3cache.features.target.description import stand_in
 from tests.features.target import targets
@@ -69,20 +67,18 @@ def test_an_invalid_description_is_a_one_line_error_that_says_how_to_make_one(
     assert "s3cache target > gpu.json" in line
 
 
-def test_a_job_does_not_run_on_a_build_of_torch_without_cuda(tmp_path: Path) -> None:
+@needs_standin
+def test_a_job_does_not_run_on_a_build_of_torch_without_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("S3CACHE_URL", remote_url(tmp_path))
     described = {"s3cache target": 1, "versions": {"torch": "9"}, "device": {}, "key": {}}
-    (tmp_path / "gpu.json").write_text(json.dumps(described))
-    ended = subprocess.run(
-        [sys.executable, "-m", "s3cache", "warm", "--target", "gpu.json", "--", "touch", "ran"],
-        env={**os.environ, "S3CACHE_URL": remote_url(tmp_path), "HOME": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2
-    assert "built without CUDA; no machine with a GPU looks up its keys" in ended.stderr
-    assert not (tmp_path / "ran").exists()
+    Path("gpu.json").write_text(json.dumps(described))
+    assert main(["warm", "--target", "gpu.json", "--", "touch", "ran"]) == 2
+    said = capsys.readouterr().err
+    assert "built without CUDA; no machine with a GPU looks up its keys" in said
+    assert not Path("ran").exists()
 
 
 @slow
