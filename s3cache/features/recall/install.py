@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.recall import KEYS, RecallOptions, dynamo, names
@@ -45,7 +45,7 @@ from s3cache.graph import (
 from s3cache.hooks import Lookup, Patches, Session, around
 from s3cache.records import Event, Record
 from s3cache.stats import Reason
-from s3cache.torch_api import installed_version, internals
+from s3cache.torch_api import Internal, installed_version, internals
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
 from s3cache.util.importing import when_imported
@@ -436,6 +436,13 @@ class Recall:
         patches.callback(_forget_handlers)  # runs after the hooks are removed
         patches.install(self)
 
+        noted: list[tuple[Internal[Any], Callable[..., None]]] = [
+            (names.build_variable, lambda it, builder, x: it.reads.append((builder.source, x))),
+            (names.build_sourceless, lambda it, tx, x: it.sourceless.append(x)),
+            (names.update_automatic_dynamic, lambda it, tx, x, *_, **__: it.dynamic.append(x)),
+        ]
+        for function, note in noted:
+            patches.wrap(function, partial(self._notes, note))
         for function, questions in ASKING:
             if function.expected:
                 patches.wrap(function, partial(self._asks, questions))
@@ -458,19 +465,17 @@ class Recall:
         if (recording := self._thread.recording) is not None:
             recording.lookups.append(lookup)
 
-    @around(names.build_variable)
-    def _build_variable(
-        self, original: Function[object], builder: DynamoObject, value: object
+    def _notes(
+        self,
+        note: Callable[..., None],
+        original: Function[object],
+        *args: object,
+        **kwargs: object,
     ) -> object:
+        """Record a call of a function of Dynamo, and call it."""
         if (recording := self._thread.recording) is not None:
-            recording.reads.append((builder.source, value))
-        return original(builder, value)
-
-    @around(names.build_sourceless)
-    def _build_sourceless(self, original: Function[object], tx: object, value: object) -> object:
-        if (recording := self._thread.recording) is not None:
-            recording.sourceless.append(value)
-        return original(tx, value)
+            note(recording, *args, **kwargs)
+        return original(*args, **kwargs)
 
     def _asks(
         self,
@@ -488,14 +493,6 @@ class Recall:
             if (recording := self._thread.recording) is not None:
                 with recording.refusing():
                     recording.asked += questions(result, *args, **kwargs)
-
-    @around(names.update_automatic_dynamic)
-    def _automatic_dynamic(
-        self, original: Function[object], tx: object, name: str, *args: object, **kwargs: object
-    ) -> object:
-        if (recording := self._thread.recording) is not None:
-            recording.dynamic.append(name)
-        return original(tx, name, *args, **kwargs)
 
     @around(names.build_guards)
     def _build_guards(
