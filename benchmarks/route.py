@@ -112,9 +112,9 @@ def _record(url: str, what: str) -> dict[str, Any]:
     sys.argv.append(f"--{what}")
 
     import s3cache
-    from s3cache.features.job_profile import begin
+    from s3cache.features.job_profile import profile
 
-    begin.SETTLED_S = 600.0  # only the flush saves a job profile, even if the machine is busy
+    profile.SETTLED_S = 600.0  # only the flush saves a job profile, even if the machine is busy
     cache = s3cache.enable(url)
 
     import torch

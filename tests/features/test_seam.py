@@ -10,7 +10,7 @@ import pytest
 
 from s3cache.features import FEATURES
 from tests.support.machines import ROOT, Machine, remote_url
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 
 def shared_without(root: Path, *features: str) -> list[dict[str, Any]]:
@@ -25,7 +25,13 @@ def shared_without(root: Path, *features: str) -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "features",
-    [pytest.param(FEATURES, id="all"), *(pytest.param((x,), id=x, marks=slow) for x in FEATURES)],
+    [
+        pytest.param(FEATURES, id="all"),
+        *(
+            pytest.param((x,), id=x, marks=slow if x in ("device", "ranks") else nightly)
+            for x in FEATURES
+        ),
+    ],
 )
 def test_a_graph_is_shared_without(features: tuple[str, ...], tmp_path: Path) -> None:
     first, second = shared_without(tmp_path, *features)

@@ -21,7 +21,7 @@ SUITES = sorted(
     if any(path.rglob("test_*.py")) and path.name not in NOT_OF_CORE
 )
 FEW = ("test_layout.py", "test_stats.py", "test_records.py", "tier", "cache")
-OFTEN = {"recall", "single_flight"}
+OFTEN = {"recall"}
 PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not nightly")
 
 

@@ -169,12 +169,13 @@ class Device:
 
     def saving(self, saving: Save) -> None:
         """Add to a result which winners torch remembers."""
-        for graph in _with_triton(saving):
+        for graph in filter(has_triton, graphs_of(saving.result)):
             self.winners.remember(graph)
 
     def describe(self, saving: Save) -> Mapping[str, object] | None:
         """Return which kernels a hit must still measure."""
-        if not _with_triton(saving) or not (left := self.winners.left(graphs_of(saving.result))):
+        graphs = graphs_of(saving.result)
+        if not any(map(has_triton, graphs)) or not (left := self.winners.left(graphs)):
             return None
         saving.is_delayed = True  # a measured one will soon replace it
         return {LEFT: [[*each] for each in left]}
@@ -183,7 +184,3 @@ class Device:
         """Seal an entry once its kernels have been measured."""
         if is_saved and entry.header.meta.get(LEFT):
             self.winners.watch(entry, graphs_of(saving.result))
-
-
-def _with_triton(saving: Save) -> list[CompiledGraph]:
-    return [graph for graph in graphs_of(saving.result) if has_triton(graph)]

@@ -124,11 +124,6 @@ def files_of(tuner: CachingAutotuner) -> set[str]:
     return {file_name(each.kernel.hash) for each in tuner.compile_results}
 
 
-def device_of(tuner: CachingAutotuner) -> int:
-    """Return the index of the device that a kernel was compiled for."""
-    return int(tuner.triton_meta["device"])
-
-
 def triton_files(name: str, device: int) -> object:
     """Return a kernel's files as torch bundles them."""
     directory = os.path.join(internals.triton_directory.get()(device), name)

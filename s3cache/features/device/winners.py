@@ -30,7 +30,6 @@ from s3cache.cache import Engine
 from s3cache.features.device import names
 from s3cache.features.device.kernels import (
     compiled_later,
-    device_of,
     files_of,
     is_combined,
     kernel_digest,
@@ -272,7 +271,7 @@ def _sealed(
     lost = {name for digest in settled for name in launched[digest]} - winners - needed
     for tuner in settled.values():
         if (found_later := tuner.launchers[0].cache_hash) not in files:
-            files[found_later] = triton_files(found_later, device_of(tuner))
+            files[found_later] = triton_files(found_later, int(tuner.triton_meta["device"]))
     return dataclasses.replace(
         bundle,
         kernel_artifacts=[each for name, each in files.items() if name not in lost],
@@ -323,7 +322,7 @@ class FirstLaunches:
         if left and (is_combined(kernel) or left_to_measure(kernel) or not winner):
             winner, files = {LEFT: left}, files | directories
         self._launches[kernel.kernel_hash] = _Launch(
-            device_of(kernel), files, directories - files, winner
+            int(kernel.triton_meta["device"]), files, directories - files, winner
         )
         return left if LEFT in winner else ""
 

@@ -32,7 +32,7 @@ FEATURE = Feature(
     kinds=("job",),
     hints=(KEYS,),
     is_used=lambda settings: settings.job_profiles,
-    begins=f"{__name__}.begin:begin",
+    begins=f"{__name__}.profile:begin",
     # So that a fresh machine always hits the remote, and not what was fetched before.
     testing=(("S3CACHE_JOB_PROFILES", "0"),),
 )

@@ -11,8 +11,6 @@ process that finds these fetches what all of them name, and the rest once it has
 
 Jobs that may only add objects write profiles too, so every profile is a new object. The name of a
 program's first profile is computed, so it can be fetched while the names are listed.
-
-This module is imported only where profiles are followed.
 """
 
 from __future__ import annotations
@@ -35,9 +33,10 @@ from s3cache.features.job_profile.program import program_key
 from s3cache.frame import Frame
 from s3cache.store import AcceptSize, NotAccepted, Store
 from s3cache.tier import Prefetch
-from s3cache.util.logs import logger_of
+from s3cache.util.logs import Problems, logger_of
 
 if TYPE_CHECKING:
+    from s3cache.cache import Engine
     from s3cache.store import ObjectInfo
     from s3cache.tier import RemoteTier
 
@@ -60,7 +59,39 @@ _LOCATING_S, _LOCATING_TRIES = 0.1, 600
 # How soon, and at the latest how often, we look whether the first entry was used.
 _LOOK_S, _LOOK_AT_MOST_S = 0.01, 0.5
 
+#: A process saves its profile after this long without a lookup.
+SETTLED_S = 30.0
+
 logger = logger_of("storage")
+
+
+def begin(engine: Engine) -> JobProfile | None:
+    """Follow the profile of this process's program, and note what the process uses."""
+    if not engine.has_remote:
+        return None
+    settings, mode, problems = engine.settings, engine.settings.mode, Problems(strict=False)
+
+    def save() -> None:
+        try:
+            if (data := job.encode()) is not None:
+                engine.keep(frame.decode(data))
+        except Exception as exc:  # noqa: BLE001 - the next process waits longer, no more
+            problems.warn("job", "the job profile is not saved", exc)
+
+    saves = mode not in ("off", "read-only")
+    job = JobProfile(
+        reads=mode != "write-only" and not settings.recache and engine.local.is_writable,
+        save=save if saves else None,
+        settled_s=SETTLED_S,
+        max_bytes=settings.local_max_bytes // 2,
+        on_problem=lambda exc: problems.warn("job", "a job profile is not used", exc),
+    )
+    engine.events.used.subscribe(job.note)
+    engine.events.dropped.subscribe(job.forget)
+    engine.events.remote_opened.subscribe(lambda remote: remote.begin(lambda: job.follow(remote)))
+    if saves:
+        engine.events.finishing.subscribe(save)
+    return job
 
 
 class JobProfile:
@@ -210,7 +241,7 @@ class JobProfile:
             if data is None:
                 return {}
             return await asyncio.to_thread(
-                lambda: _lookups_of(entries.verify(name, data, admit=admit))
+                lambda: lookups_of(entries.verify(name, data, admit=admit))
             )
 
         first = entries.first_name(self._key)
@@ -288,7 +319,7 @@ def _alternate(profiles: list[Lookups]) -> bool:
     )
 
 
-def _lookups_of(entry: Frame) -> Lookups:
+def lookups_of(entry: Frame) -> Lookups:
     """Return the lookups in a verified profile; raise CorruptError if it is none."""
     where = f"job profile {entry.header.variant}"
     if (entry.header.kind, entry.header.schema) != (_KIND, _SCHEMA):

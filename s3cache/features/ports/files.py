@@ -9,10 +9,8 @@ whole frame has been verified, signatures included.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -71,11 +69,10 @@ class Files:
         With ``hold``, wait while another process of this machine compiles them. If no process does,
         this one compiles them, and ``hold`` is called with what to end then.
         """
-        files = None
         with self.guarded("nothing is looked up"):
             if (engine := self._engine()) is not None:
-                files = self._look_up(engine, key, hold)
-        return files
+                return self._look_up(engine, key, hold)
+        return None
 
     def _look_up(
         self, engine: Engine, key: LabelledKey, hold: Callable[[Work], object] | None
@@ -213,22 +210,11 @@ def device_here() -> str | None:
         return None
     from s3cache.torch_api import internals
 
-    properties = internals.shared_properties(internals.current_device("cuda"))
-    return repr((*properties.items(), torch.version.cuda, torch.version.hip, _driver()))
-
-
-@functools.cache
-def _driver() -> str:
-    for module in ("nvidia", "amdgpu"):
-        try:
-            with open(f"/sys/module/{module}/version", encoding="utf-8") as file:
-                return f"{module} {file.read(200).strip()}"
-        except OSError:
-            continue
-    return ""
-
-
-@functools.cache
-def host_here() -> str:
-    """Return the properties of this machine that compiled extensions of Python depend on."""
-    return repr((sys.version, platform.machine(), platform.system(), platform.libc_ver()))
+    properties, driver = internals.shared_properties(internals.current_device("cuda")), ""
+    for module in ("amdgpu", "nvidia"):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/sys/module/{module}/version", encoding="utf-8") as file,
+        ):
+            driver = f"{module} {file.read(200).strip()}"
+    return repr((*properties.items(), torch.version.cuda, torch.version.hip, driver))

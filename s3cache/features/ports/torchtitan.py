@@ -30,11 +30,7 @@ class Storage:
         self._name = name
 
     def save(self, key: str, data: bytes) -> str:
-        """Save an artifact in place of an earlier one, to be uploaded; return its key.
-
-        Raises:
-            StoreError: there is no cache, or it cannot keep it.
-        """
+        """Save an artifact in place of an earlier one; return its key, or raise StoreError."""
         where = self._key_of(key)
         if _files.put(where, key, {_FILE: data}, at_once=True) is None:
             raise StoreError("the artifact is not kept", op="save", key=key)

@@ -28,9 +28,11 @@ import functools
 import importlib.machinery
 import json
 import os
+import platform
 import sys
 import threading
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton import __version__ as _version
@@ -39,7 +41,7 @@ from triton.runtime.cache import FileCacheManager
 
 from s3cache.entries import LabelledKey
 from s3cache.errors import S3CacheError
-from s3cache.features.ports.files import Files, device_here, host_here, running_engine
+from s3cache.features.ports.files import Files, device_here, running_engine
 
 if TYPE_CHECKING:
     from s3cache.cache import Work
@@ -139,7 +141,7 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
         variant: str | None = None
         with _files.guarded("an entry is not shared"):
             if (key := self._key_of(filename, is_group)) is not None:
-                files = {name: _read(paths[name]) for name in paths}
+                files = {name: Path(paths[name]).read_bytes() for name in paths}
                 if not (is_group and json.loads(files[filename]).get("ir_override")):
                     variant = _files.put(key, filename, _portable(files) if is_group else files)
         return variant is not None
@@ -152,7 +154,9 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
         elif filename.endswith(_MEASURED):
             needs = device_here()
         elif filename.endswith(_LIBRARIES) and knobs.build.impl is None:
-            needs = host_here()  # another build function may put anything into them
+            # Compiled extensions depend on these; another build function may add anything.
+            host = sys.version, platform.machine(), platform.system(), platform.libc_ver()
+            needs = repr(host)
         if needs is None or _is_unnamed():
             return None
         return _files.key(
@@ -202,8 +206,3 @@ def _is_called_by_inductor() -> bool:
 def _is_name(name: str) -> bool:
     """Return whether ``name`` is a plain file name, and not one of the manager's own."""
     return os.path.basename(name) == name and not name.startswith((".", "__grp__"))
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

@@ -18,17 +18,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
 
-from s3cache import frame
-from s3cache.artifact import SCHEMA, section_of
+from s3cache.artifact import section_of
 from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.recall import KEYS, RecallOptions
-from s3cache.features.recall.candidate import KIND, Candidate
+from s3cache.features.recall.candidate import KIND, Candidate, encoded
 from s3cache.features.recall.program import Facts, Program, difference, digest_of_facts
 from s3cache.util.logs import logger_of
 
@@ -48,9 +46,7 @@ _PROGRAM, _TOMBSTONE = "program", "tombstone"
 class Agreement:
     """The candidates that this process may use, and what its traces add to them.
 
-    Attributes:
-        is_canary: whether this process traces every frame to compare it.
-        writes: whether this process may save what its traces add.
+    ``writes`` says whether this process may save what its traces add.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -58,7 +54,7 @@ class Agreement:
         self._engine = engine
         self.writes = engine.settings.mode in ("read-write", "write-only")
         self._traces_needed = 2 if options.recall == "auto" else 1
-        self.is_canary = options.recall == "auto" and _is_canary_day(options.recall_canary)
+        self._is_canary = options.recall == "auto" and _is_canary_day(options.recall_canary)
         self._program = Program()
         # Facts of programs by digest, None if they cannot be found; and what was saved of them.
         self._facts: dict[bytes, Facts | None] = {}
@@ -77,7 +73,7 @@ class Agreement:
             return "program", why
         if len({process for process, *_ in candidate.traces}) < self._traces_needed:
             return "unconfirmed", "no other process has traced it yet"
-        return ("canary", "this start is a canary") if self.is_canary else None
+        return ("canary", "this start is a canary") if self._is_canary else None
 
     def other_program(self, candidate: Candidate, program: bytes) -> str:
         """Return how the program differs from those that traced a candidate; ``""`` if not."""
@@ -96,7 +92,8 @@ class Agreement:
         candidate.traces = traces[-_MAX_TRACES:]
         if program not in self._saved:
             self._saved.add(program)
-            self._save(_key_of(program), _PROGRAM, self._facts_of(program))
+            entry = encoded(key := _key_of(program), _PROGRAM, self._facts_of(program))
+            self._engine.save(key, entry, kind=KIND)
         return True
 
     # -- programs
@@ -107,23 +104,14 @@ class Agreement:
             with self._engine.candidates(_key_of(digest), KIND) as lookup:
                 for hit in lookup:
                     try:
-                        self._facts[digest] = msgpack.unpackb(_section(hit.entry, _PROGRAM))
+                        self._facts[digest] = msgpack.unpackb(
+                            bytes(section_of(hit.entry, KIND, _PROGRAM))
+                        )
                         lookup.accept(hit)
                         break
                     except Exception as exc:  # noqa: BLE001 - whatever it holds
                         lookup.reject(hit, exc)
         return self._facts[digest]
-
-    def _save(self, key: LabelledKey, section: str, content: object, variant: str = "") -> None:
-        entry = frame.encode(
-            kind=KIND,
-            key=str(key),
-            variant=variant,
-            schema=SCHEMA,
-            sections={section: msgpack.packb(content)},
-            meta={"components": key.about},
-        )
-        self._engine.save(key, entry, kind=KIND)
 
     # -- tombstones
 
@@ -132,10 +120,7 @@ class Agreement:
         if self.writes:
             content = {"condition": old.condition, "why": why, "when": int(time.time())}
             variant = hashlib.sha256(b"tombstone" + old.condition.encode()).hexdigest()[:32]
-            self._save(key, _TOMBSTONE, content, variant)
-        return self._report(key, old, new, why)
-
-    def _report(self, key: LabelledKey, old: Candidate, new: Candidate | None, why: str) -> str:
+            self._engine.save(key, encoded(key, _TOMBSTONE, content, variant), kind=KIND)
         recorded, traced = ({} if each is None else asdict(each) for each in (old, new))
         differing = [name for name in recorded if recorded[name] != traced.get(name)]
         content = {
@@ -159,28 +144,19 @@ def _name_of_process(pid: int) -> bytes:
 
 
 def buried_condition(entry: Frame) -> str:
-    """Return the condition that a tombstone buries; ``""`` if the entry is not a tombstone.
-
-    Raises:
-        CorruptError: it is malformed.
-    """
+    """Return the condition that a tombstone buries; ``""`` for another entry."""
     if _TOMBSTONE not in entry.names:
         return ""
-    return str(msgpack.unpackb(_section(entry, _TOMBSTONE))["condition"])
-
-
-def _section(entry: Frame, name: str) -> bytes:
-    return bytes(section_of(entry, KIND, name))
+    return str(msgpack.unpackb(bytes(section_of(entry, KIND, _TOMBSTONE)))["condition"])
 
 
 def _key_of(digest: bytes) -> LabelledKey:
     return labelled_key(KEYS, [("program", digest.hex())])
 
 
-def _is_canary_day(one_in: int, arguments: Sequence[str] | None = None, day: str = "") -> bool:
+def _is_canary_day(one_in: int) -> bool:
     """Return whether a job traces all its frames today: so do all ranks of it, one day in many."""
-    given = sys.argv if arguments is None else arguments
-    job = [os.path.basename(given[0] if given else ""), *given[1:]]
-    today = day or time.strftime("%Y-%m-%d", time.gmtime())
-    digest = hashlib.sha256(repr([job, today]).encode(errors="surrogatepass")).digest()
+    job = [os.path.basename(sys.argv[0] if sys.argv else ""), *sys.argv[1:]]
+    text = repr([job, time.strftime("%Y-%m-%d", time.gmtime())])
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") % one_in == 0

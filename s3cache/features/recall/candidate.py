@@ -20,7 +20,9 @@ from s3cache import frame
 from s3cache.artifact import SCHEMA, section_of
 from s3cache.entries import LabelledKey
 from s3cache.errors import CorruptError
+from s3cache.features.recall import dynamo
 from s3cache.frame import Frame
+from s3cache.torch_api import internals
 
 #: The kind of the entries of recall.
 KIND: Final = "recall"
@@ -94,15 +96,7 @@ class Candidate:
 
     def encode(self, key: LabelledKey) -> bytes:
         """Return a frame under ``key``."""
-        content: bytes = msgpack.packb(asdict(self))
-        return frame.encode(
-            kind=KIND,
-            key=str(key),
-            variant=self.variant,
-            schema=SCHEMA,
-            sections={_SECTION: content},
-            meta={"components": key.about},
-        )
+        return encoded(key, _SECTION, asdict(self), self.variant)
 
     @property
     def variant(self) -> str:
@@ -118,11 +112,7 @@ class Candidate:
 
     @classmethod
     def decode(cls, entry: Frame) -> Candidate:
-        """Read a verified frame.
-
-        Raises:
-            CorruptError: the frame has another kind or schema, or is malformed.
-        """
+        """Read a verified frame; raise CorruptError for other kinds, and if it is malformed."""
         try:
             values = msgpack.unpackb(bytes(section_of(entry, KIND, _SECTION)))
             if set(values) != {each.name for each in fields(cls)}:
@@ -134,24 +124,50 @@ class Candidate:
             raise CorruptError("entry", f"is not a candidate of recall ({exc})") from exc
 
 
+def encoded(key: LabelledKey, section: str, content: object, variant: str = "") -> bytes:
+    """Return a frame with one section of plain data."""
+    return frame.encode(
+        kind=KIND,
+        key=str(key),
+        variant=variant,
+        schema=SCHEMA,
+        sections={section: msgpack.packb(content)},
+        meta={"components": key.about},
+    )
+
+
 # -- bytecode, with nested code
 
 
 _ODD = "s3cache constant"
 
 
-def with_constants(
-    code: types.CodeType, write: Callable[[object], object | None]
-) -> types.CodeType:
-    """Return code with constants of torch, which ``marshal`` refuses, as plain data."""
-    return _changed(code, lambda each: each if (row := write(each)) is None else (_ODD, row))
+def packed(code: types.CodeType) -> bytes:
+    """Return code as bytes, without the name of its file.
+
+    Constants of torch, which ``marshal`` refuses, become plain data.
+
+    Raises:
+        ValueError: the code has another constant that Python's own compiler never makes.
+    """
+
+    def write(value: object) -> object:
+        return value if (row := dynamo.constant_row(value)) is None else (_ODD, row)
+
+    return marshal.dumps(_changed(internals.with_filename(code, ""), write))
 
 
-def restored(code: types.CodeType, read: Callable[[object], object]) -> types.CodeType:
-    """Return code with the original constants; the inverse of :func:`with_constants`."""
-    return _changed(
-        code, lambda each: read(each[1]) if type(each) is tuple and each[:1] == (_ODD,) else each
-    )
+def unpacked(content: bytes, file: str) -> types.CodeType:
+    """Return the code in the bytes of a verified entry, with the name of a file."""
+
+    def read(value: Any) -> object:
+        is_odd = type(value) is tuple and value[:1] == (_ODD,)
+        return dynamo.constant_of(value[1]) if is_odd else value
+
+    found = marshal.loads(content)  # noqa: S302
+    if not isinstance(found, types.CodeType):
+        raise CorruptError("entry", "contains no code")
+    return internals.with_filename(_changed(found, read), file)
 
 
 def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:
@@ -187,20 +203,3 @@ def constants_in(code: types.CodeType) -> Iterator[object]:
     """Yield all constants in code, except code."""
     constants = (constant for each in _codes_in(code) for constant in each.co_consts)
     return (each for each in constants if not isinstance(each, types.CodeType))
-
-
-def packed(code: types.CodeType) -> bytes:
-    """Return code as bytes.
-
-    Raises:
-        ValueError: the code has a constant that Python's own compiler never makes.
-    """
-    return marshal.dumps(code)
-
-
-def unpacked(content: bytes) -> types.CodeType:
-    """Return the code in the bytes of a verified entry."""
-    found = marshal.loads(content)  # noqa: S302
-    if not isinstance(found, types.CodeType):
-        raise CorruptError("entry", "contains no code")
-    return found

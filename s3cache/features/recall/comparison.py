@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import Candidate
 from s3cache.features.recall.content import ContentDescriber, tensor_guarded
 from s3cache.features.recall.guards import (
+    BY_ARGUMENT,
     OF_PROCESS,
     WHOLE,
     build_guards,
     check_guard,
-    is_by_argument,
 )
 from s3cache.features.recall.questions import changed
 from s3cache.features.recall.recording import PythonFrame, digest, first_read, is_dense
@@ -36,22 +36,11 @@ class FrameComparison:
         self._added: list[str] = []  # global names of modules
         self.difference = "cannot be compared"
         try:
-            self.difference = self._difference() or self._difference_of_modules()
+            self.difference = self._difference()
         finally:
             if self.difference:  # a trace must not find names that it would not have made
                 for alias in self._added:
                     del frame.names[alias]
-
-    def _difference_of_modules(self) -> str:
-        """Return the first module that torch imports by a name, but that is replaced since.
-
-        torch keeps the first one for all later traces, so from now on it keeps these.
-        """
-        for alias, name in self.candidate.imports:
-            is_torchs = alias.startswith(dynamo.IMPORT)
-            if is_torchs and names.import_module.get()(name) is not self._frame.names[alias]:
-                return f"{alias} is another module"
-        return ""
 
     def _difference(self) -> str:
         made, frame, places = self.candidate, self._frame, self._places
@@ -98,7 +87,7 @@ class FrameComparison:
             if kind in WHOLE and found is not None:
                 if digest(contents.whole(places.at(number))) != found:
                     return str(places.source(number).name)
-            elif is_by_argument(kind) and check_guard(places, kind, number, args, kwargs) != found:
+            elif kind in BY_ARGUMENT and check_guard(places, kind, number, args, kwargs) != found:
                 return f"{kind} of {places.source(number).name}"
         if question := changed(made.questions, places, builtins_of(frame.names)):
             return f"the answer to {question}"
@@ -112,13 +101,15 @@ class FrameComparison:
                 return f"{places.source(number).name} may vary now"
         if made.graphs:
             has_places = made.facts[0] == "True"
-            if placement(self._inputs, has_places=has_places) != made.facts[1:]:
+            inputs = [places.at(each) for _, numbers in made.graphs for each in numbers]
+            if placement(inputs, has_places=has_places) != made.facts[1:]:
                 return "the layout of inputs in memory"
+        # torch keeps the first module that it imports by a name: from now on, these ones.
+        for alias, name in made.imports:
+            is_torchs = alias.startswith(dynamo.IMPORT)
+            if is_torchs and names.import_module.get()(name) is not frame.names[alias]:
+                return f"{alias} is another module"
         return ""
-
-    @property
-    def _inputs(self) -> list[Any]:
-        return [self._places.at(each) for _, numbers in self.candidate.graphs for each in numbers]
 
     def graphs(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
         """Yield the key of each graph with its current inputs and their sources."""
@@ -139,7 +130,7 @@ class FrameComparison:
         before = self._state(places)
 
         def build(variables: dict[str, object]) -> Any:
-            now = places.of(variables)
+            now = Sources(variables, frame.names, made.rows)
             try:
                 if self._state(now) != before or not all(map(now.holds, made.expressions)):
                     return None
@@ -155,19 +146,21 @@ class FrameComparison:
         """Return the state of all guarded values that the guards check."""
         # torch also checks the order of some tables, without a separate guard.
         found: list[object] = [
-            [key if type(key) is str else _Same(key) for key in _in_order(places.at(number))]
-            for number in self.candidate.key_order
+            [
+                key if type(key) is str else _Same(key)
+                # A dictionary may have its own iteration; a set has none.
+                for key in (dict.keys(table) if isinstance(table, dict) else table)
+            ]
+            for table in map(places.at, self.candidate.key_order)
         ]
         symbols = set(self.candidate.symbols)
         ignored = names.skips_module_hooks.get()
         sizes = {number: both for number, *both in self.candidate.sizes}
         for kind, number, args, kwargs, _ in self.candidate.guards:
-            if kind in OF_PROCESS:
-                continue
-            if kind == "EMPTY_NN_MODULE_HOOKS_DICT" and ignored:
+            if kind in OF_PROCESS or (kind == "EMPTY_NN_MODULE_HOOKS_DICT" and ignored):
                 continue
             value = places.at(number)
-            if is_by_argument(kind):
+            if kind in BY_ARGUMENT:
                 about: object = check_guard(places, kind, number, args, kwargs)
             else:
                 about = _guarded_state(kind, value, number in symbols, sizes.get(number))
@@ -203,7 +196,8 @@ def _guarded_state(kind: str, value: Any, is_symbol: bool, sizes: list[Any] | No
     if kind in ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT"):
         return len(value)
     if kind in ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"):
-        return [*map(repr if _is_plain(value) else _Same, dict(value))]
+        is_plain = all(type(key) in (str, int, bool, float, type(None)) for key in value)
+        return [*map(repr if is_plain else _Same, dict(value))]
     if kind in ("TYPE_MATCH", "BOOL_MATCH", "NONE_MATCH", "NOT_NONE_MATCH"):
         return value if type(value) is bool else value is None
     if kind == "CLOSURE_MATCH" and isinstance(value, types.FunctionType):
@@ -213,15 +207,6 @@ def _guarded_state(kind: str, value: Any, is_symbol: bool, sizes: list[Any] | No
     if isinstance(value, types.BuiltinFunctionType):
         return [value.__name__, _Same(value.__self__)]
     return _Same(value)
-
-
-def _in_order(values: Any) -> Iterable[object]:
-    """Return the keys of a dictionary, also of one with its own iteration, or a set's elements."""
-    return dict.keys(values) if isinstance(values, dict) else values
-
-
-def _is_plain(table: Any) -> bool:
-    return all(type(key) in (str, int, bool, float, type(None)) for key in table)
 
 
 def _fit(expected: list[int | None], found: Any) -> bool:

@@ -24,9 +24,8 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, KeysView, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
-from weakref import WeakKeyDictionary
 
-from s3cache.features.recall import dynamo, names
+from s3cache.features.recall import names
 from s3cache.graph import (
     NATIVE,
     PLAIN,
@@ -125,12 +124,9 @@ class ContentDescriber:
         text; there is a question for each that Dynamo missed.
         """
         if is_environment(table):
-            return self.of_environment(cast("dict[bytes, bytes]", table))
+            names = cast("dict[bytes, bytes]", table)
+            return str(sorted(name for name in names if not NOT_COMPARED.match(os.fsdecode(name))))
         return "imported modules" if table is sys.modules else None
-
-    def of_environment(self, table: dict[bytes, bytes]) -> str:
-        """Return the names of environment variables, except those that are not compared."""
-        return str(sorted(name for name in table if not NOT_COMPARED.match(os.fsdecode(name))))
 
     def whole(self, value: object) -> str:
         """Return the text of an object including its elements, if it has any."""
@@ -246,8 +242,7 @@ class ContentDescriber:
             return part.all(type(value).__name__, wrapped)
         if isinstance(value, NATIVE):
             return _native(value)
-        if type(value).__module__ == "torch._ops":
-            # Higher-order operators have many classes, and no state.
+        if type(value).__module__ == "torch._ops":  # with many classes, and no state
             return f"operator {value}"
         if isinstance(value, types.CodeType):
             self.note(value, {})
@@ -256,20 +251,17 @@ class ContentDescriber:
 
     def _function(self, function: types.FunctionType, part: _PartDescriber) -> str:
         code, marks = function.__code__, vars(function)
-        for mark in marks:
+        is_torchs = origin_of_file(code.co_filename).kind == "torch"
+        for mark in () if is_torchs else marks:
             if _MARKS.fullmatch(mark) and mark not in _HARMLESS_MARKS:
-                if origin_of_file(code.co_filename).kind == "torch":
-                    continue
                 raise UnidentifiedError(f"{function.__qualname__}, which has {mark}")
         self.note(code, function.__globals__)
         held = [*map(content_of, function.__closure__ or ())]
         named = sorted((function.__kwdefaults__ or {}).items())
         given = part.all("", [held, function.__defaults__ or (), named])
         name = f"{function.__module__}.{function.__qualname__}"
-        is_torchs = (
-            origin_of_file(code.co_filename).kind == "torch"
-        )  # such attributes have no source
         own = [
+            # The attributes of a function of torch have no sources.
             f"{mark}={_Shallow().of(marks[mark])}" if is_torchs else mark
             for mark in sorted({*marks} - _MEMOS)
         ]
@@ -308,7 +300,12 @@ class ContentDescriber:
             else:
                 yield f"{name} {part.of(member)}"
         if getattr(kind, "_abc_impl", None) is not None:
-            yield f"registered {_registered(kind)}"
+            dump = importlib.import_module("_abc")._get_dump
+            registered = [each for of in dump(kind)[0] if (each := of()) is not None]
+            if origin_of(kind).kind == "python":  # libraries register classes at any import
+                registered = [each for each in registered if origin_of(each).kind == "user"]
+            named = sorted(f"{each.__module__}.{each.__qualname__}" for each in registered)
+            yield f"registered {named}"
 
 
 class _PartDescriber(Describer):
@@ -363,14 +360,13 @@ def is_whole(value: object) -> bool:
 
 def _base_in_c(kind: type) -> type | None:
     """Return the class in C of which objects of a class have the content, if it is not torch's."""
-    base = next(each for each in kind.__mro__ if _is_in_c(each))
+    in_c = (
+        x for x in kind.__mro__ if not x.__flags__ & _HEAP_TYPE or x.__flags__ & _IMMUTABLE_TYPE
+    )
+    base = next(in_c)
     # A namespace has nothing but attributes.
     is_known = base in (object, types.SimpleNamespace) or issubclass(base, BaseException)
     return None if is_known or base.__module__.startswith("torch") else base
-
-
-def _is_in_c(kind: type) -> bool:
-    return not kind.__flags__ & _HEAP_TYPE or bool(kind.__flags__ & _IMMUTABLE_TYPE)
 
 
 def _check_methods(kind: type) -> None:
@@ -423,18 +419,6 @@ def _native(value: object) -> str:
     return f"native {of} {getattr(value, '__name__', '')}"
 
 
-def _registered(kind: type) -> list[str]:
-    """Return the names of the classes that were registered as virtual subclasses.
-
-    Libraries may register classes with Python's own at any import.
-    """
-    dump = importlib.import_module("_abc")._get_dump
-    found = [each for reference in dump(kind)[0] if (each := reference()) is not None]
-    if origin_of(kind).kind == "python":
-        found = [each for each in found if origin_of(each).kind == "user"]
-    return sorted(f"{each.__module__}.{each.__qualname__}" for each in found)
-
-
 def _plain(value: object) -> str:
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= _SHORT else f"{text[:40]} {_digest([text])}"
@@ -457,15 +441,6 @@ class _Shallow(Describer):
         return None if is_container else type(value).__qualname__
 
 
-def _mark(name: str, value: object) -> str:
-    """Return the text of an attribute of a tensor, such as a mark for dynamic sizes."""
-    if name == "_specialize_on" and any(cast("dict[int, object]", value).values()):
-        raise UnidentifiedError("a size with specializations")
-    if name == names.RANGES:
-        return f"{name}={sorted(map(repr, cast('set[object]', value)))}"
-    return f"{name}={_Shallow().of(value)}"
-
-
 def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]
 
@@ -476,7 +451,7 @@ def _digest_of_code(code: types.CodeType) -> str:
     return _digest([repr(names), code_digest(code)])
 
 
-def _attributes(value: object) -> list[str]:
+def _attributes(value: Any) -> list[str]:
     """Return the names of an object's own attributes, in order, and what C says of it.
 
     Some names that torch sets have a random part.
@@ -489,31 +464,26 @@ def _attributes(value: object) -> list[str]:
     return own
 
 
-_members: WeakKeyDictionary[type, list[tuple[str, Any]]] = WeakKeyDictionary()
-
-
+@functools.lru_cache(maxsize=1024)
 def _members_in_c(kind: type) -> list[tuple[str, Any]]:
     """Return the attributes that classes in C give to their objects, such as ``deque.maxlen``.
 
     Dynamo has no source for them. It has one for each slot of a class in Python.
     """
-    if kind not in _members:
-        _members[kind] = [
-            (name, member)
-            for base in kind.__mro__
-            for name, member in vars(base).items()
-            if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType))
-            and not name.startswith("__")
-            and "__slots__" not in vars(base)
-        ]
-    return _members[kind]
+    return [
+        (name, member)
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType))
+        and not name.startswith("__")
+        and "__slots__" not in vars(base)
+    ]
 
 
 def plain_content(value: object) -> str:
     """Return the text of a constant or a container; of another object, that of its attributes."""
     held = getattr(value, "__dict__", None)
-    own = [_Shallow().of(value), *([_Shallow().of(held)] if isinstance(held, dict) else ())]
-    return " ".join(own)
+    return _Shallow().of(value) + (f" {_Shallow().of(held)}" if isinstance(held, dict) else "")
 
 
 _UUID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")
@@ -541,7 +511,7 @@ def is_environment(value: object) -> bool:
 
 def tensor_guarded(tensor: Tensor) -> str:
     """Return the properties of a tensor that torch's own guard checks, except class and sizes."""
-    keys = dynamo.dispatch_keys(tensor)
+    keys = int(names.dispatch_keys.get()(tensor).raw_repr())
     return f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.dim()} {keys}"
 
 
@@ -552,7 +522,12 @@ def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
     state = dict(getattr(tensor, "__dict__", None) or {})
     if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them during the trace
         state.pop(names.STATIC_INPUT, None)
-    marks = sorted(_mark(name, value) for name, value in state.items())
+    marks = []  # such as those for dynamic sizes
+    for name, value in state.items():
+        if name == "_specialize_on" and any(value.values()):
+            raise UnidentifiedError("a size with specializations")
+        is_set = name == names.RANGES
+        marks.append(f"{name}={sorted(map(repr, value)) if is_set else _Shallow().of(value)}")
     is_view, is_leaf = tensor._base is not None, tensor.is_leaf
     guarded = tensor_guarded(tensor)
-    return f"{guarded} {tensor.layout} {is_leaf} {is_view} {tensor.is_inference()} {marks}"
+    return f"{guarded} {tensor.layout} {is_leaf} {is_view} {tensor.is_inference()} {sorted(marks)}"

@@ -7,11 +7,10 @@ a warning says so.
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 from s3cache.features.recall import names
 from s3cache.features.recall.sources import Plain, Source
@@ -24,23 +23,13 @@ OutputGraph: TypeAlias = Any
 COMPILED, RESUME, IMPORT = "__compiled_fn", "__resume_at", "__import_"
 
 
-def is_module(value: object) -> bool:
-    """Return whether a value is an ``nn.Module``."""
-    import torch
-
-    return isinstance(value, torch.nn.Module)
-
-
-def dispatch_keys(tensor: Any) -> int:
-    """Return the dispatch keys of a tensor."""
-    return int(names.dispatch_keys.get()(tensor).raw_repr())
-
-
 def varies_by_history(graph: OutputGraph, reads: Iterable[tuple[Source, object]]) -> bool:
     """Return whether sizes vary that changed in earlier calls, and that the user has not marked.
 
     Numbers may vary: the walk looks at them.
     """
+    import torch
+
     shapes = graph.shape_env
     changed = {
         symbol
@@ -50,36 +39,14 @@ def varies_by_history(graph: OutputGraph, reads: Iterable[tuple[Source, object]]
     marked = {
         f"{source.name}.size()[{dim}]"
         for source, value in reads
-        if is_tensor(value)
+        if isinstance(value, torch.Tensor)
         for dim in getattr(value, names.DYNAMIC_DIMS, ())
     }
     known = {var for source, var in shapes.source_to_var.items() if str(source) in marked}
     return not changed <= known
 
 
-def is_tensor(value: object) -> bool:
-    """Return whether a value is a tensor."""
-    import torch
-
-    return isinstance(value, torch.Tensor)
-
-
-def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[int | None]]]:
-    """Return sizes and strides of inputs; a symbol is None."""
-    concrete = names.concrete_size.get()
-    return {
-        source: ([concrete(d) for d in sizes["size"]], [concrete(d) for d in sizes["stride"]])
-        for source, sizes in graph.input_source_to_sizes_strides.items()
-    }
-
-
 # -- frames
-
-
-def guarded(code: types.CodeType, guards: Any, compile_id: object) -> Any:
-    """Return the result that Dynamo returns for a compiled frame."""
-    label = f"Torch-Compiled Region: {compile_id}"
-    return names.wrap_guarded_code.get()(names.guarded_code.get()(code, guards, compile_id, label))
 
 
 def guarded_code(result: Any) -> types.CodeType | None:
@@ -93,12 +60,17 @@ def install(
     original: types.CodeType,
     scope: dict[str, object],
     values: Mapping[str, object],
-) -> None:
-    """Register generated code with Dynamo as its own, and install its global names."""
+    guards: Any,
+    compile_id: object,
+) -> object:
+    """Install generated code and its global names; return what Dynamo returns for a frame."""
     names.original_codes.get()[code] = original
     names.output_codes.get().add(code)
     clean = names.cleanup_hook.get()
     names.cleanups.get()[code] = [clean(scope, name, value) for name, value in values.items()]
+    label = f"Torch-Compiled Region: {compile_id}"
+    result = names.guarded_code.get()(code, guards, compile_id, label)
+    return cast("object", names.wrap_guarded_code.get()(result))
 
 
 def constant_row(value: object) -> list[Any] | None:
@@ -254,19 +226,19 @@ def lets_vary(
     )
 
 
-def _unwrapped(backend: Any) -> tuple[Any, Any]:
+def unwrapped(backend: Any) -> tuple[Any, Any]:
     """Return the optimizer of DDP around a backend, or None; and the backend itself."""
     while (inner := getattr(backend, names.ORIGINAL_BACKEND, None)) is not None:
         backend = inner
     ddp: Any = getattr(backend, "__self__", None)
     if type(ddp).__name__ == "DDPOptimizer":
-        return ddp, _unwrapped(ddp.backend_compile_fn)[1]
+        return ddp, unwrapped(ddp.backend_compile_fn)[1]
     return None, backend
 
 
 def compiler_of(backend: object) -> Plain | None:
     """Return the mode and options of an Inductor backend; None for other backends."""
-    ddp, inductor = _unwrapped(backend)
+    ddp, inductor = unwrapped(backend)
     if type(inductor) is not names.inductor_wrapper.get():
         return None
     options = sorted((name, repr(value)) for name, value in inductor.config.items())
@@ -274,29 +246,10 @@ def compiler_of(backend: object) -> Plain | None:
     return own if ddp is None else ["ddp", ddp.bucket_bytes_cap, ddp.first_bucket_cap, own]
 
 
-def options_of_compiler(backend: object) -> Mapping[str, object]:
-    """Return the options of ``torch.compile``, or those of its mode."""
-    return dict(getattr(_unwrapped(backend)[1], "config", None) or {})
-
-
 def options_of_dynamo() -> str | None:
     """Return the options of Dynamo as text; None if one of them has none."""
     own = internals.options_text(names.dynamo_options.get())
     # Names and values of inputs with sizes that may change.
-    common = names.common_options.get()()
-    sizes = {name: each for name, each in common.items() if name.startswith(_OF_SIZES)}
-    return None if own is None else f"{own}\n{sorted(sizes.items())}"
-
-
-_OF_SIZES: Final = ("dynamic_", "unbacked_")
-_numbers = itertools.count()
-
-
-def unique_name(kind: str) -> str:
-    """Return an unused global name."""
-    return f"__s3cache_{kind}_{next(_numbers)}"
-
-
-def disabled(function: Callable[..., object]) -> Callable[..., object]:
-    """Hide a function from Dynamo."""
-    return internals.disable_dynamo.get()(function, reason="do not trace Dynamo-compiled graph")
+    common = sorted(names.common_options.get()().items())
+    sizes = [each for each in common if each[0].startswith(("dynamic_", "unbacked_"))]
+    return None if own is None else f"{own}\n{sizes}"

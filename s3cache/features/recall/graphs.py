@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -37,14 +36,19 @@ def rebuilt(
     """
     lookups = session.lookups
     lookup = Lookup(level=AOT, key=key, inputs=inputs, sources=sources)
-    with untraced(), lookups.searching(lookup) as candidates:
+    mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())
+    with (
+        internals.tracing.get()(internals.tracing_context.get()(mode)),
+        lookups.searching(lookup) as candidates,
+    ):
         for result, _, _ in candidates:
             conditions = conditions_of(result)
-            if conditions is None or not fits_untraced(result, inputs):
+            if conditions is None or not _fits(result, inputs):
                 continue
             if conditions["lowered"] == lowered[conditions["of_threads"]]:
                 lookup.as_before = as_before
-            return call_untraced(result, lookups.make_callable)
+            result.guards_expr = None  # the frame that calls it has the guards
+            return _call(result, lookups.make_callable)
     return None
 
 
@@ -60,28 +64,16 @@ class _Debug:
         return getattr(names.debug.get(), name)
 
 
-@contextlib.contextmanager
-def untraced() -> Iterator[None]:
-    """Set up the context for rebuilding an entry without a trace."""
-    mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())
-    with internals.tracing.get()(internals.tracing_context.get()(mode)):
-        yield
-
-
-def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
+def _fits(result: Any, inputs: Sequence[object]) -> bool:
     """Return whether the guards on sizes in torch's entry hold for real inputs."""
-    if not result.guards_expr:
-        return True
     values = [value for value in inputs if type(value) is int]
-    shapes = internals.shape_env.get()()
-    return bool(shapes.evaluate_guards_expression(result.guards_expr, values))
+    shapes, guards = internals.shape_env.get()(), result.guards_expr
+    return not guards or bool(shapes.evaluate_guards_expression(guards, values))
 
 
-def call_untraced(result: Any, wrap: Function[Function[object]]) -> Function[object]:
-    """Make a callable of an entry; the frame that calls it has the guards."""
-    if "debug" not in vars(package := names.inductor.get()):
-        package.__dict__["debug"] = _Debug()
-    result.guards_expr = None
+def _call(result: Any, wrap: Function[Function[object]]) -> Function[object]:
+    """Make a callable of an entry."""
+    names.inductor.get().__dict__.setdefault("debug", _Debug())
     inductor = internals.inductor_config.get()
     boxed = {
         "cudagraphs": names.boxed_bool.get()(bool(inductor.triton.cudagraphs)),
@@ -99,12 +91,6 @@ _GRAPH: Final = "torch._inductor.graph"
 _STAND_IN: Final = "_s3cache_graph"
 
 
-class _GraphLowering:
-    """A stand-in for Inductor's class, which tests use to show the code of a graph."""
-
-    save_output_code = None
-
-
 def without_graph(function: Function[_R]) -> Function[_R]:
     """Return ``function`` without its use of Inductor's graph class, unless that is imported."""
     return function if _GRAPH in sys.modules else _without_graph(function)
@@ -115,12 +101,13 @@ def _without_graph(function: Function[_R]) -> Function[_R]:
     if not isinstance(function, FunctionType) or "graph" not in function.__code__.co_names:
         return function
     module = ModuleType(f"torch._inductor.{_STAND_IN}")
-    vars(module)["GraphLowering"] = _GraphLowering
+    # Tests use an attribute of the class to show the code of a graph.
+    vars(module)["GraphLowering"] = type("GraphLowering", (), {"save_output_code": None})
     sys.modules[module.__name__] = module
     names = tuple(_STAND_IN if name == "graph" else name for name in function.__code__.co_names)
     code = function.__code__.replace(co_names=names)
-    copy = FunctionType(code, function.__globals__, function.__name__)
-    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import types
@@ -18,7 +17,7 @@ from s3cache.features.recall.sources import OWN_BUILTINS, Plain, RefusedError, S
 Builder: TypeAlias = Callable[[dict[str, object]], Any]
 
 # Guards that can be checked before a trace, by the functions that make them. The second set is
-# checked by its arguments; the third is about the process.
+# checked by its first argument; the third is about the process.
 _BY_CONTENT = frozenset(
     """
     TYPE_MATCH BOOL_MATCH NONE_MATCH NOT_NONE_MATCH ID_MATCH EQUALS_MATCH CONSTANT_MATCH
@@ -27,13 +26,14 @@ _BY_CONTENT = frozenset(
     EMPTY_NN_MODULE_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
-_BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "HASATTR": hasattr,
     "NOT_PRESENT_IN_GENERIC_DICT": lambda value, name: name in getattr(value, "__dict__", ()),
     "DICT_CONTAINS": lambda value, key: dict.__contains__(value, key),
     "DICT_NOT_CONTAINS": lambda value, key: dict.__contains__(value, key),
     "SET_CONTAINS": lambda value, key: key in value,
     "SET_NOT_CONTAINS": lambda value, key: key in value,
+    "DUPLICATE_INPUT": lambda value, other: value is other,
 }
 OF_PROCESS = frozenset(
     """
@@ -42,7 +42,6 @@ OF_PROCESS = frozenset(
     AUTOGRAD_SAVED_TENSORS_HOOKS
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
-_DUPLICATE = "DUPLICATE_INPUT"
 #: Guards for equality that include elements.
 WHOLE: Final = frozenset({"EQUALS_MATCH", "CONSTANT_MATCH", "CONSTANT_SUBCLASS_MATCH"})
 _CODE_KINDS = (
@@ -63,11 +62,7 @@ no_tensor_aliasing_sources"""
 
 
 def guard_row(guard: Any, sources: Sources) -> Plain:
-    """Return a guard as plain data: kind, source, arguments by position and name, guarded value.
-
-    Raises:
-        RefusedError: it cannot be checked before a trace.
-    """
+    """Return a guard as a row of a candidate; raise RefusedError if a trace must come first."""
     made: Any = guard.create_fn
     args: Sequence[object] = ()
     kwargs: Mapping[str, object] = {}
@@ -79,7 +74,7 @@ def guard_row(guard: Any, sources: Sources) -> Plain:
     number = sources.number(guard.originating_source)
     plain = [*map(sources.plain, args)], {k: sources.plain(each) for k, each in kwargs.items()}
     value: object = None
-    if is_by_argument(kind):
+    if kind in BY_ARGUMENT:
         value = check_guard(sources, kind, number, *plain)
     elif kind == "ID_MATCH" and not (
         isinstance(it := sources.at(number), _CODE_KINDS) or is_whole(it)
@@ -90,19 +85,14 @@ def guard_row(guard: Any, sources: Sources) -> Plain:
     return [kind, number, *plain, value]
 
 
-def is_by_argument(kind: str) -> bool:
-    """Return whether a guard is checked by its first argument."""
-    return kind in _BY_ARGUMENT or kind == _DUPLICATE
-
-
 def check_guard(
     sources: Sources, kind: str, number: int, args: Sequence[Plain], kwargs: Mapping[str, Plain]
 ) -> bool:
-    """Return the result of a guard that is checked by its first argument."""
-    value, argument = sources.at(number), [*args, *kwargs.values()][0]
-    if kind == _DUPLICATE:
-        return value is sources.at(argument[1])
-    return _BY_ARGUMENT[kind](value, sources.argument(argument))
+    """Return the result of a guard of ``BY_ARGUMENT``."""
+    argument = [*args, *kwargs.values()][0]
+    is_source = kind == "DUPLICATE_INPUT"
+    other = sources.at(argument[1]) if is_source else sources.argument(argument)
+    return BY_ARGUMENT[kind](sources.at(number), other)
 
 
 def build_guards(
@@ -145,17 +135,11 @@ def build_guards(
     )
     parts = names.shape_code.get()(expressions, expressions, None, True, [])
     # Outside a compile, no context has the id of a compile.
-    with _compile_context():
-        return names.check_manager.get()(code, graph, shape_code_parts=parts)
-
-
-@contextlib.contextmanager
-def _compile_context() -> Any:
     context, before = names.compile_context_class.get(), names.initial_state.get()
     with names.compile_context.get()(context(context.current_compile_id())):
         try:
             setattr(*names.initial_state.owner(), before or names.state_guard.get()())
-            yield
+            return names.check_manager.get()(code, graph, shape_code_parts=parts)
         finally:
             setattr(*names.initial_state.owner(), before)
 

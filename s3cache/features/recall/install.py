@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 import platform
 import sys
@@ -20,29 +21,19 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.recall import KEYS, RecallOptions, dynamo, names
 from s3cache.features.recall.agreement import Agreement, buried_condition
-from s3cache.features.recall.candidate import KIND, Candidate, renamed, restored, unpacked
+from s3cache.features.recall.candidate import KIND, Candidate, renamed, unpacked
 from s3cache.features.recall.comparison import FrameComparison
 from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
-from s3cache.features.recall.guards import Builder, LateGuards
-from s3cache.features.recall.questions import (
-    UNKNOWN,
-    Question,
-    is_torchs_or_pythons,
-    of_attribute,
-    of_builtin,
-    of_call,
-    of_classes,
-    of_key,
-    of_text,
-)
+from s3cache.features.recall.guards import LateGuards
+from s3cache.features.recall.questions import ASKING, RAISED, Question
 from s3cache.features.recall.recording import PythonFrame, Recording
 from s3cache.features.recall.sources import RefusedError
 from s3cache.graph import (
@@ -54,7 +45,7 @@ from s3cache.graph import (
 from s3cache.hooks import Lookup, Patches, Session, around
 from s3cache.records import Event, Record
 from s3cache.stats import Reason
-from s3cache.torch_api import installed_version, internals
+from s3cache.torch_api import Internal, installed_version, internals
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
 from s3cache.util.importing import when_imported
@@ -62,12 +53,11 @@ from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from s3cache.frame import Frame as EntryFrame
 
 logger = logger_of("recall")
 
+_numbers = itertools.count()  # in global names
 _MAX_CANDIDATES = 16
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
@@ -102,11 +92,6 @@ def _forget_handlers() -> None:
     """Make Dynamo bind its methods for functions of Python again, so that it reaches the hooks."""
     if names.handlers.place.partition(":")[0] in sys.modules:
         names.handlers.get().clear()
-
-
-def _package_of(scope: Mapping[str, object]) -> str:
-    """Return what relative imports in a module start from."""
-    return f"{scope.get('__package__')} {getattr(scope.get('__spec__'), 'parent', None)}"
 
 
 class Recall:
@@ -163,11 +148,7 @@ class Recall:
         return result
 
     def _call(self, given: Mapping[str, DynamoObject]) -> _Call | None:
-        """Return the frame with its key; None if Dynamo must see it anyway.
-
-        Raises:
-            RefusedError: it cannot be recalled.
-        """
+        """Return the frame with its key, or raise RefusedError; None if Dynamo must trace it."""
         if given.get("export") or given.get("package") is not None:
             return None
         if any(hook is not None for hook in vars(given["hooks"]).values()):
@@ -192,8 +173,9 @@ class Recall:
             raise RefusedError("settings", "is compiled with options that have no text form")
         import torch
 
-        code = given["code"]
-        frame = PythonFrame(code, given["globals"], given["locals"], given["closure"])
+        code, scope = given["code"], given["globals"]
+        package = getattr(scope.get("__spec__"), "parent", None)  # of relative imports
+        frame = PythonFrame(code, scope, given["locals"], given["closure"])
         parts = {
             "s3cache": __version__,
             "torch.version": installed_version(),
@@ -209,7 +191,7 @@ class Recall:
             "code": code_fingerprint(code),
             "function": code.co_name,
             "cells": code.co_cellvars,
-            "package": _package_of(given["globals"]),
+            "package": f"{scope.get('__package__')} {package}",
             "default_dtype": torch.get_default_dtype(),
             "ranks": dynamo.ranks(),
             "accelerators": dynamo.accelerators(),
@@ -271,59 +253,53 @@ class Recall:
         self, call: _Call, outcome: str, reason: str, differences: Sequence[str] = ()
     ) -> None:
         """Record a lookup under the key of a frame, so that a miss can be explained."""
-        if self._engine.settings.record:
-            now, code = time.time(), call.frame.code
-            self._engine.record(
-                Record(
-                    "recall",
-                    outcome,
-                    call.key,
-                    str(reason),
-                    now,
-                    now - call.began,
-                    where=(code.co_filename, code.co_firstlineno, code.co_name),
-                    components=call.key.components,
-                    rejected=tuple(differences),
-                )
+        now, code = time.time(), call.frame.code
+        self._engine.record(
+            Record(
+                *("recall", outcome, call.key, str(reason), now, now - call.began),
+                where=(code.co_filename, code.co_firstlineno, code.co_name),
+                components=call.key.components,
+                rejected=tuple(differences),
             )
+        )
 
     def _rebuild(self, call: _Call, found: FrameComparison) -> object | None:
         """Return what Dynamo would have returned; None if the graph missed."""
         candidate, frame = found.candidate, call.frame
         values: dict[str, object] = {}
-        names: dict[str, str] = {}
+        unique: dict[str, str] = {}  # names of the values in the bytecode, by placeholder
         if candidate.graphs:
-            self._make_ready()
+            self._session.install_loading()
+            if not self._is_ready:
+                self._patches.wrap(names.post_compile_hit, self._post_compile_hit)
+                self._is_ready = True
             version = self._keys.version_of
-
-            def as_before() -> bool:
-                return settings_text(version) == call.settings
-
             parts: list[Function[object]] = []
             for graph in found.graphs():
                 with self._state.changed(caller=frame.code):
-                    part = rebuilt(self._session, *graph, candidate.lowered, as_before)
+                    part = rebuilt(
+                        self._session, *graph, candidate.lowered,
+                        lambda: settings_text(version) == call.settings,
+                    )  # fmt: skip
                 if part is None:
                     return None
                 parts.append(part)
             function = parts[0] if candidate.split is None else joined(candidate.split, parts)
-            names[candidate.compiled] = unique = dynamo.unique_name("compiled")
-            values[unique] = dynamo.disabled(function)
-        for placeholder, content, name, is_factory in candidate.resumes:
-            names[placeholder] = unique = dynamo.unique_name("resume")
-            values[unique] = self._resume(frame, content, name, is_factory=is_factory)
-        code = internals.with_filename(
-            renamed(_whole(candidate.code), names), frame.code.co_filename
-        )
-        guards = LateGuards(self._late(found.guards(call.state), candidate), frame.names)
-        dynamo.install(code, frame.code, frame.names, values)
-        dynamo.note_sizes(frame.code, frame.closure, found.seen())
-        logger.info("recalled %s", frame.code.co_name)
-        made: object = dynamo.guarded(code, guards.manager, call.compile_id)
-        return made
+            name = unique[candidate.compiled] = f"__s3cache_compiled_{next(_numbers)}"
+            values[name] = internals.disable_dynamo.get()(
+                function, reason="do not trace Dynamo-compiled graph"
+            )
+        resumes = self._resumes.setdefault(frame.code, {})
+        for placeholder, content, function_name, is_factory in candidate.resumes:
+            if (inner := resumes.get(content)) is None:
+                inner = resumes[content] = unpacked(content, frame.code.co_filename)
+            make = partial(types.FunctionType, inner, frame.names, function_name, None)
+            name = unique[placeholder] = f"__s3cache_resume_{next(_numbers)}"
+            values[name] = make if is_factory else make()  # a factory gets the closure
+        code = renamed(unpacked(candidate.code, frame.code.co_filename), unique)
+        build = found.guards(call.state)
 
-    def _late(self, build: Builder, candidate: Candidate) -> Builder:
-        def built(variables: dict[str, object]) -> object:
+        def build_late(variables: dict[str, object]) -> object:
             if candidate.variant in self._unusable:
                 return None
             try:
@@ -333,22 +309,12 @@ class Recall:
                 self._bypasses.failed(logger, "guards of a recalled frame cannot be built", exc)
                 return None
 
-        return built
-
-    def _resume(
-        self, frame: PythonFrame, content: bytes, name: str, *, is_factory: bool
-    ) -> Function[object]:
-        known = self._resumes.setdefault(frame.code, {})
-        code = known.get(content)
-        if code is None:
-            code = known[content] = internals.with_filename(_whole(content), frame.code.co_filename)
-        if not is_factory:
-            return types.FunctionType(code, frame.names, name)
-
-        def make(closure: tuple[types.CellType, ...]) -> types.FunctionType:
-            return types.FunctionType(code, frame.names, name, None, closure)
-
-        return make
+        guards = LateGuards(build_late, frame.names)
+        dynamo.note_sizes(frame.code, frame.closure, found.seen())
+        logger.info("recalled %s", frame.code.co_name)
+        return dynamo.install(
+            code, frame.code, frame.names, values, guards.manager, call.compile_id
+        )
 
     def _keep(self, call: _Call, recording: Recording, result: object) -> None:
         """Compare a trace with the candidates that fit, and save what it adds."""
@@ -370,7 +336,8 @@ class Recall:
             return
         if candidate.graphs:
             candidate.lowered = self._settings(call)
-        alike = next((fit for fit in call.fits if _is_alike(fit[0].candidate, candidate)), None)
+        result_now = _result_of(candidate)
+        alike = next((x for x in call.fits if _result_of(x[0].candidate) == result_now), None)
         if alike is not None:
             self._counts.count("agreed")
             self._record("agreed", call.frame.code, call.began)
@@ -396,7 +363,9 @@ class Recall:
         """
         inductor = internals.inductor_config.get()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(inductor.patch(**dynamo.options_of_compiler(call.compiler)))
+            # The options of torch.compile, or those of its mode.
+            options = getattr(dynamo.unwrapped(call.compiler)[1], "config", None) or {}
+            stack.enter_context(inductor.patch(**options))
             if inductor.cpp_wrapper:
                 stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
             return [
@@ -467,19 +436,19 @@ class Recall:
         patches.callback(_forget_handlers)  # runs after the hooks are removed
         patches.install(self)
 
-        for read in (names.attribute_of_module, names.attribute_of_module_now):
-            if read.expected:
-                patches.wrap(read, self._attribute_of_module)
+        noted: list[tuple[Internal[Any], Callable[..., None]]] = [
+            (names.build_variable, lambda it, builder, x: it.reads.append((builder.source, x))),
+            (names.build_sourceless, lambda it, tx, x: it.sourceless.append(x)),
+            (names.update_automatic_dynamic, lambda it, tx, x, *_, **__: it.dynamic.append(x)),
+        ]
+        for function, note in noted:
+            patches.wrap(function, partial(self._notes, note))
+        for function, questions in ASKING:
+            if function.expected:
+                patches.wrap(function, partial(self._asks, questions))
         wrap_parts = partial(patches.wrap, names.compile_parts, self._compile_parts)
         patches.callback(when_imported(names.DDP_OPTIMIZER, wrap_parts))
         patches.callback(self._session.events.looked_up.subscribe(self._looked_up))
-
-    def _make_ready(self) -> None:
-        """Install the hooks that make a callable of an entry, unless they are installed."""
-        self._session.install_loading()
-        if not self._is_ready:
-            self._patches.wrap(names.post_compile_hit, self._post_compile_hit)
-            self._is_ready = True
 
     def _compile_parts(
         self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject
@@ -496,114 +465,34 @@ class Recall:
         if (recording := self._thread.recording) is not None:
             recording.lookups.append(lookup)
 
-    @around(names.build_variable)
-    def _build_variable(
-        self, original: Function[object], builder: DynamoObject, value: object
-    ) -> object:
-        if (recording := self._thread.recording) is not None:
-            recording.reads.append((builder.source, value))
-        return original(builder, value)
-
-    @around(names.build_sourceless)
-    def _build_sourceless(self, original: Function[object], tx: object, value: object) -> object:
-        if (recording := self._thread.recording) is not None:
-            recording.sourceless.append(value)
-        return original(tx, value)
-
-    # -- questions to the process
-
-    @around(names.is_instance, names.is_subclass)
-    def _asks_of_classes(
+    def _notes(
         self,
+        note: Callable[..., None],
         original: Function[object],
-        variable: DynamoObject,
-        tx: object,
-        value: DynamoObject,
-        kinds: DynamoObject,
+        *args: object,
+        **kwargs: object,
     ) -> object:
-        result = original(variable, tx, value, kinds)
+        """Record a call of a function of Dynamo, and call it."""
         if (recording := self._thread.recording) is not None:
-            with recording.refusing():
-                asked = of_classes(variable.fn, value, kinds)
-                recording.asked += [(question, UNKNOWN) for question in asked]
-        return result
+            note(recording, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    @around(names.call_torch, names.call_skipped, names.call_polyfilled)
-    def _call_function(
+    def _asks(
         self,
-        original: Function[DynamoObject],
-        variable: DynamoObject,
-        tx: object,
-        args: Sequence[DynamoObject],
-        kwargs: Mapping[str, DynamoObject],
+        questions: Callable[..., Iterable[Question]],
+        original: Function[object],
+        *args: object,
+        **kwargs: object,
     ) -> object:
-        result = original(variable, tx, args, kwargs)
-        if (recording := self._thread.recording) is not None:
-            with recording.refusing():
-                is_kept = result.is_python_constant()
-                if (question := of_call(variable, args, kwargs, is_kept=is_kept)) is not None:
-                    answer = result.as_python_constant() if is_kept else UNKNOWN
-                    recording.asked.append((question, answer))
-        return result
-
-    @around(names.text_of)
-    def _asks_for_text(
-        self, original: Function[object], variable: object, tx: object, value: DynamoObject
-    ) -> object:
-        result = original(variable, tx, value)
-        if (recording := self._thread.recording) is not None and result is not None:
-            with recording.refusing():
-                if (question := of_text(value)) is not None:
-                    recording.asked.append((question, UNKNOWN))
-        return result
-
-    @around(names.has_attribute)
-    def _has_attribute(
-        self, original: Function[object], module: DynamoObject, tx: object, name: str
-    ) -> object:
-        self._ask(of_attribute(module, name))
-        return original(module, tx, name)
-
-    def _attribute_of_module(
-        self, original: Function[object], module: DynamoObject, tx: object, name: str
-    ) -> object:
-        # One that is there, but not used, is not read.
-        if self._thread.recording is not None and not (
-            is_torchs_or_pythons(module.value) and hasattr(module.value, name)
-        ):
-            self._ask(of_attribute(module, name))
-        return original(module, tx, name)
-
-    @around(names.subscript)
-    def _subscript(
-        self, original: Function[object], table: DynamoObject, tx: object, arg: DynamoObject
-    ) -> object:
+        """Call a function of Dynamo, and record what it asks the process."""
+        result = RAISED
         try:
-            return original(table, tx, arg)
-        except Exception:
-            # Dynamo guards a key that it found, and one of which it asked whether it is there.
-            key = arg.as_python_constant() if arg.is_python_constant() else None
-            if table.source is not None and type(key) is str:
-                self._ask(of_key(table.source, key))
-            raise
-
-    @around(names.load_builtin)
-    def _load_builtin(self, original: Function[object], trace: DynamoObject, argval: str) -> object:
-        if not callable(trace.f_builtins.get(argval)):  # those have sources
-            self._ask(of_builtin(argval))
-        return original(trace, argval)
-
-    def _ask(self, question: Question) -> None:
-        if (recording := self._thread.recording) is not None:
-            recording.asked.append((question, UNKNOWN))
-
-    @around(names.update_automatic_dynamic)
-    def _automatic_dynamic(
-        self, original: Function[object], tx: object, name: str, *args: object, **kwargs: object
-    ) -> object:
-        if (recording := self._thread.recording) is not None:
-            recording.dynamic.append(name)
-        return original(tx, name, *args, **kwargs)
+            result = original(*args, **kwargs)
+            return result
+        finally:
+            if (recording := self._thread.recording) is not None:
+                with recording.refusing():
+                    recording.asked += questions(result, *args, **kwargs)
 
     @around(names.build_guards)
     def _build_guards(
@@ -645,17 +534,10 @@ def install(session: Session) -> None:
     )
 
 
-def _whole(content: bytes) -> types.CodeType:
-    return restored(unpacked(content), dynamo.constant_of)
-
-
-def _is_alike(some: Candidate, other: Candidate) -> bool:
-    return some.outcome == other.outcome and _guards_of(some) == _guards_of(other)
-
-
-def _guards_of(candidate: Candidate) -> object:
-    """Return the guards of a frame with their sources as text, independent of their order."""
-    return sorted(
+def _result_of(candidate: Candidate) -> object:
+    """Return a digest of the result, and the guards with their sources as text, in any order."""
+    guards = sorted(
         repr([kind, candidate.rows[number], args, kwargs, found])
         for kind, number, args, kwargs, found in candidate.guards
     )
+    return candidate.outcome, guards

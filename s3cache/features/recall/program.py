@@ -11,6 +11,7 @@ the difference does not count; see :func:`difference`.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 import os
 import re
@@ -71,7 +72,10 @@ class Program:
                 facts |= user_module.facts()
         added = {name: each for name, each in vars(builtins).items() if not _is_own(name, each)}
         facts["builtins"] = _digest(_texts(added))
-        facts["hooks of torch"] = _digest(_hooks())
+        # Those that are registered for all modules and calls, and modes.
+        hooks = [f"{[*map(_name_of, each.values())]}" for each in names.global_hooks()]
+        modes = f"{names.function_modes.get()()} {names.dispatch_modes.get()()}"
+        facts["hooks of torch"] = _digest([*hooks, modes])
         return facts
 
     def _installed(self) -> dict[str, bytes]:
@@ -79,12 +83,14 @@ class Program:
         # Packages in packages, such as those of setuptools, are on the path once it is imported.
         paths = tuple(path for path in sys.path if f"-packages{os.sep}" not in path)
         if self._paths != paths:
-            self._paths = paths
-            self._distributions = {
-                f"distribution {name}": version.encode()
-                for path in reversed(paths)
-                for name, version in _distributions_in(path)
-            }
+            self._paths, self._distributions = paths, {}
+            for path in reversed(paths):
+                with contextlib.suppress(OSError):
+                    for entry in os.listdir(path or "."):
+                        stem, _, ending = entry.rpartition(".")
+                        if ending in ("dist-info", "egg-info", "egg-link"):
+                            name, _, version = stem.partition("-")
+                            self._distributions[f"distribution {name}"] = version.encode()
         return self._distributions
 
 
@@ -96,8 +102,10 @@ def difference(here: Facts, recorded: Sequence[Facts]) -> str:
     """
     shortest: list[str] | None = None
     for facts in recorded:
-        peers = [peer for peer in recorded if not any(map(_is_firm, _differing(facts, peer)))]
-        varying = {label for peer in peers for label in _differing(facts, peer)}
+        others = [_differing(facts, peer) for peer in recorded]
+        # Among processes of the same code.
+        alike = (each for each in others if not any(x.startswith(_FIRM) for x in each))
+        varying = {label for each in alike for label in each}
         labels = [label for label in _differing(here, facts) if label not in varying]
         if not labels:
             return ""
@@ -105,7 +113,7 @@ def difference(here: Facts, recorded: Sequence[Facts]) -> str:
             shortest, nearest = labels, facts
     if shortest is None:
         return "no process has recorded its program"
-    label = min(shortest, key=lambda label: (not _is_firm(label), not label.startswith(_MODULE)))
+    label = min(shortest, key=lambda x: (not x.startswith(_FIRM), not x.startswith(_MODULE)))
     known = label.replace(_MODULE, _SOURCE, 1)
     if known not in nearest:
         return f"{label} is new"
@@ -128,16 +136,15 @@ def _differing(some: Facts, others: Facts) -> list[str]:
     ]
 
 
-def _is_firm(label: str) -> bool:
-    return label.startswith(_FIRM)
-
-
 class _UserModule:
     """A module of the user; its facts are computed again if its names or constants change."""
 
     def __init__(self, name: str, module: types.ModuleType) -> None:
         self._name, self._scope = name, vars(module)
-        self._source = _source_of(module)
+        self._source = b""  # without a file that can be read
+        if isinstance(file := getattr(module, "__file__", None), str):
+            with contextlib.suppress(OSError):
+                self._source = _digest_of_file(file)
         self._seen: tuple[object, ...] = ()
         self._facts: dict[str, bytes] = {}
 
@@ -161,18 +168,7 @@ class _UserModule:
         return self._facts
 
 
-def _source_of(module: types.ModuleType) -> bytes:
-    """Return the digest of a module's file; ``b""`` if it has none that can be read."""
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str):
-        return b""
-    try:
-        return digest_of_file(file)
-    except OSError:
-        return b""
-
-
-def digest_of_file(path: str) -> bytes:
+def _digest_of_file(path: str) -> bytes:
     """Return the digest of the file of a module that this process has imported.
 
     If the file was changed after the process began, the module may be from the former one: then no
@@ -191,7 +187,7 @@ def digest_of_file(path: str) -> bytes:
     return digest
 
 
-#: When this process began, or later, in seconds since 1970.
+# When this process began, or later, in seconds since 1970.
 _BEGAN: Final = time.time() - time.process_time()
 
 
@@ -210,18 +206,6 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
     return on_path or not file.endswith((".so", ".pyd"))
 
 
-def _distributions_in(path: str) -> Iterator[tuple[str, str]]:
-    try:
-        entries = os.listdir(path or ".")
-    except OSError:
-        return
-    for entry in entries:
-        stem, _, ending = entry.rpartition(".")
-        if ending in ("dist-info", "egg-info", "egg-link"):
-            name, _, version = stem.partition("-")
-            yield name, version
-
-
 def _is_own(name: str, value: object) -> bool:
     """Return whether a name in ``builtins`` is Python's."""
     if name in ("_", "None", "True", "False") or name.startswith("__"):
@@ -233,13 +217,6 @@ def _is_own(name: str, value: object) -> bool:
 
 
 _BY_SITE = frozenset({"copyright", "credits", "exit", "quit", "license", "help", "open"})
-
-
-def _hooks() -> Iterator[str]:
-    """Yield the hooks and modes that are registered with torch for all modules and calls."""
-    for registry in names.global_hooks():
-        yield f"{[_name_of(hook) for hook in registry.values()]}"
-    yield f"{names.function_modes.get()()} {names.dispatch_modes.get()()}"
 
 
 def _codes(scope: Mapping[str, object]) -> Iterator[str]:

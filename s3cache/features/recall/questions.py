@@ -25,42 +25,63 @@ from s3cache.features.recall.content import plain_content
 from s3cache.features.recall.sources import Plain, RefusedError, Source, Sources, is_imported
 from s3cache.graph import PLAIN_KINDS, value_at
 
+#: An object that only has a source; and an answer that Dynamo did not keep as a constant.
+_AT_SOURCE: Final = object()
+UNKNOWN: Final = object()
+#: The result of a function of Dynamo that raises an error.
+RAISED: Final = object()
+
 
 class Question(NamedTuple):
-    """A question that Dynamo asked: its kind, and objects with their sources, if they have one."""
+    """A question that Dynamo asked: its kind, objects with their sources if any, and the answer."""
 
     kind: str
     about: tuple[tuple[object, Source | None], ...]
+    answer: object = UNKNOWN
 
 
-#: An object that only has a source.
-_AT_SOURCE: Final = object()
+# These yield the questions in a call of a function of Dynamo, with its result and arguments.
 
 
-def of_attribute(module: Any, name: str) -> Question:
-    """Return the question whether a module, as a variable of Dynamo, has an attribute."""
-    return Question("attribute", ((module.value, module.source), (name, None)))
+def of_attribute(_: object, module: Any, tx: object, name: str) -> Iterator[Question]:
+    """Ask whether a module, as a variable of Dynamo, has an attribute."""
+    yield Question("attribute", ((module.value, module.source), (name, None)))
 
 
-def of_builtin(name: str) -> Question:
-    """Return the question for a constant in ``builtins``."""
-    return Question("builtin", ((name, None),))
+def of_other_attribute(_: object, module: Any, tx: object, name: str) -> Iterator[Question]:
+    """Ask the same, but not for what torch and Python have: their versions are in the key."""
+    top = module.value.__name__.partition(".")[0]
+    is_known = top == "torch" or top in sys.stdlib_module_names
+    if not (is_known and hasattr(module.value, name)):
+        yield from of_attribute(_, module, tx, name)
 
 
-def of_key(table: Source, key: str) -> Question:
-    """Return the question whether the dictionary at a source has a key."""
-    return Question("key", ((_AT_SOURCE, table), (key, None)))
+def of_builtin(_: object, trace: Any, argval: str) -> Iterator[Question]:
+    """Ask for a constant in ``builtins``; functions have sources."""
+    if not callable(trace.f_builtins.get(argval)):
+        yield Question("builtin", ((argval, None),))
 
 
-def of_classes(function: object, value: Any, kinds: Any) -> Iterator[Question]:
-    """Yield the questions of ``isinstance`` or ``issubclass`` about classes with a registry.
+def of_key(result: object, table: Any, tx: object, arg: Any) -> Iterator[Question]:
+    """Ask whether a dictionary has a key that Dynamo did not find.
 
-    The answers for other classes follow from their bases. ``value`` and ``kinds`` are the arguments
-    as variables of Dynamo.
+    Dynamo guards a key that it found, and one of which it asked whether it is there.
     """
-    for base in _classes_in(kinds.as_python_constant()):
+    key = arg.as_python_constant() if arg.is_python_constant() else None
+    if result is RAISED and table.source is not None and type(key) is str:
+        yield Question("key", ((_AT_SOURCE, table.source), (key, None)))
+
+
+def of_classes(
+    result: object, variable: Any, tx: object, value: Any, kinds: Any
+) -> Iterator[Question]:
+    """Ask ``isinstance`` or ``issubclass`` about classes with a registry.
+
+    The answers for other classes follow from their bases.
+    """
+    for base in () if result is RAISED else _classes_in(kinds.as_python_constant()):
         if isinstance(base, abc.ABCMeta):
-            is_class = function is issubclass
+            is_class = variable.fn is issubclass
             kind = value.as_python_constant() if is_class else value.python_type()
             if getattr(base, "_is_protocol", False) and base not in kind.__mro__:
                 raise RefusedError("object", f"asks an object for the members of {base!r}")
@@ -78,46 +99,48 @@ def _classes_in(kinds: object) -> Iterator[object]:
 
 
 def of_call(
-    variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_kept: bool
-) -> Question | None:
-    """Return the question for a call that Dynamo has folded; None if its arguments decide.
-
-    ``variable`` is the function, as a variable of Dynamo; ``is_kept`` says that the result is a
-    constant.
-    """
+    result: Any, variable: Any, tx: object, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Question]:
+    """Call a function again that Dynamo has folded, unless its arguments decide."""
+    if result is RAISED:
+        return
+    is_kept = result.is_python_constant()
     function, given = variable.as_python_constant(), [*args, *kwargs.values()]
-    if not is_kept and not getattr(variable, "can_constant_fold_through", lambda: True)():
-        return None
+    is_folded = is_kept or getattr(variable, "can_constant_fold_through", lambda: True)()
     is_pure = (
         inspect.ismethoddescriptor(function)
         or getattr(function, "__module__", "") in _PURE
         or (inspect.isbuiltin(function) and bool(given) and function not in names.folded.get())
     )
-    if is_pure or not all(each.is_python_constant() for each in given):
-        return None
-    values = [(each.as_python_constant(), None) for each in given]
-    return Question("call", ((function, variable.source), (tuple(kwargs), None), *values))
+    if is_folded and not is_pure and all(each.is_python_constant() for each in given):
+        values = [(each.as_python_constant(), None) for each in given]
+        about = ((function, variable.source), (tuple(kwargs), None), *values)
+        yield Question("call", about, result.as_python_constant() if is_kept else UNKNOWN)
 
 
-def of_text(variable: Any) -> Question | None:
-    """Return the question for ``str`` of an object without its own ``__str__``.
+def of_text(result: object, variable: Any, tx: object, value: Any) -> Iterator[Question]:
+    """Ask for the ``str`` of an object without its own ``__str__``.
 
     Dynamo then runs the object's ``__repr__``, which may read anything.
     """
-    if variable.is_python_constant() or not hasattr(variable, "value"):
-        return None
-    value: Any = variable.value
-    if getattr(type(value), "__str__", None) is not object.__str__:
-        return None
-    return Question("call", ((str, None), ((), None), (value, variable.source)))
+    is_text = result is not None and result is not RAISED
+    if is_text and not value.is_python_constant() and hasattr(value, "value"):
+        there: Any = value.value
+        if getattr(type(there), "__str__", None) is object.__str__:
+            yield Question("call", ((str, None), ((), None), (there, value.source)))
 
 
-def is_torchs_or_pythons(module: types.ModuleType) -> bool:
-    """Return whether a module is part of torch or of Python, which keys identify."""
-    top = module.__name__.partition(".")[0]
-    return top == "torch" or top in sys.stdlib_module_names
-
-
+#: The functions of Dynamo in which it may fold an answer of the process.
+ASKING: Final[tuple[tuple[Any, Callable[..., Iterator[Question]]], ...]] = (
+    *((each, of_classes) for each in (names.is_instance, names.is_subclass)),
+    *((each, of_call) for each in (names.call_torch, names.call_skipped, names.call_polyfilled)),
+    (names.text_of, of_text),
+    (names.has_attribute, of_attribute),
+    (names.attribute_of_module, of_other_attribute),
+    (names.attribute_of_module_now, of_other_attribute),
+    (names.subscript, of_key),
+    (names.load_builtin, of_builtin),
+)
 #: Modules of Python with functions that only depend on their arguments.
 _PURE: Final = frozenset({"re", "math"})
 #: Functions with an answer that the frame itself may change: the key of the frame has their state.
@@ -128,29 +151,23 @@ _OF_STATE: Final = re.compile(r"\w*(autocast|dtype|layer_stack)\w*")
 
 
 def question_rows(
-    asked: Sequence[tuple[Question, object]], sources: Sources, builtins: Mapping[str, object]
+    asked: Sequence[Question], sources: Sources, builtins: Mapping[str, object]
 ) -> list[Plain]:
     """Return the questions as plain data with their answers, each once.
-
-    ``asked`` has the answer with each question, or ``UNKNOWN``.
 
     Raises:
         RefusedError: a question cannot be asked again, or has another answer by now.
     """
     rows: dict[bytes, Plain] = {}
-    for question, traced in asked:
-        row = [question.kind, [_written(*each, sources) for each in question.about]]
+    for kind, about, traced in asked:
+        row = [kind, [_written(*each, sources) for each in about]]
         answer = answer_to(row, sources, builtins)
         if traced is not UNKNOWN and _text(traced) != answer:
-            if _OF_STATE.fullmatch(_name_of(question.about[0][0])):
+            if _OF_STATE.fullmatch(str(getattr(about[0][0], "__name__", ""))):
                 continue
             raise RefusedError("object", f"asks {_said(row)}, which has another answer now")
         rows[msgpack.packb([*row, answer])] = [*row, answer]
     return [*rows.values()]
-
-
-#: The answer of a question that Dynamo did not keep as a constant.
-UNKNOWN: Final = object()
 
 
 def changed(rows: Sequence[Plain], sources: Sources, builtins: Mapping[str, object]) -> str:
@@ -193,21 +210,13 @@ _ASK: Final[Mapping[str, Callable[..., object]]] = {
 }
 
 
-def _name_of(value: object) -> str:
-    return str(getattr(value, "__name__", ""))
-
-
 def _text(answer: object) -> str:
     row = dynamo.constant_row(answer)
     return f"constant {row}" if row is not None else plain_content(answer)
 
 
 def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
-    """Return an object of a question as plain data.
-
-    Raises:
-        RefusedError: it has neither a name nor a source.
-    """
+    """Return an object of a question as plain data; raise RefusedError if there is no way to it."""
     if value is _AT_SOURCE:
         return ["at", sources.number(source)]
     if (row := dynamo.constant_row(value)) is not None:
@@ -237,11 +246,7 @@ def _folded_name(function: Any) -> str:
 
 
 def _read(plain: Plain, sources: Sources) -> object:
-    """Return the object of plain data.
-
-    Raises:
-        Exception: it is not there any more.
-    """
+    """Return the object of plain data; raise any error if it is not there any more."""
     kind, *rest = plain
     if kind == "constant":
         return dynamo.constant_of(rest[0])

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
-import marshal
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-from s3cache.features.recall import dynamo
+from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import (
     Candidate,
     constants_in,
     names_in,
     packed,
     renamed,
-    with_constants,
 )
 from s3cache.features.recall.content import (
     NOT_COMPARED,
@@ -32,17 +31,16 @@ from s3cache.features.recall.questions import Question, question_rows
 from s3cache.features.recall.sources import (
     BUILTINS,
     OWN_BUILTINS,
+    STATE,
     RefusedError,
     Source,
     Sources,
     builtins_of,
     is_imported,
-    is_state_of_module,
     name_of_module,
     without_marks,
 )
-from s3cache.graph import UnidentifiedError, origin_of_file, placement
-from s3cache.torch_api import internals
+from s3cache.graph import PLAIN_KINDS, UnidentifiedError, origin_of_file, placement
 
 # Sources without an object before the frame runs, or that are checked as part of the process.
 _OF_NO_OBJECT = frozenset(
@@ -78,7 +76,7 @@ class Recording:
     frame: PythonFrame
     reads: list[tuple[Source, object]] = field(default_factory=list)
     sourceless: list[object] = field(default_factory=list)
-    asked: list[tuple[Question, object]] = field(default_factory=list)  # with answers
+    asked: list[Question] = field(default_factory=list)
     lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
     dynamic: list[str] = field(default_factory=list)
     refused: RefusedError | None = None
@@ -100,11 +98,9 @@ class Recording:
             self.refused = self.refused or exc
 
     def traced(self, graph: Any, *, filtered: bool) -> None:
-        """Store the reads while all objects are still unchanged.
+        """Store the reads while all objects are unchanged; raise an error to refuse the frame."""
+        import torch
 
-        Raises:
-            Exception: the frame cannot be recalled.
-        """
         if filtered:
             raise RefusedError("filter", "has a user's filter for guards")
         if graph.random_calls:
@@ -120,7 +116,11 @@ class Recording:
         sources = Sources(self.frame.variables, self.frame.names)
         contents = ContentDescriber()
         symbols = {str(source) for source in graph.shape_env.source_to_var}
-        sizes = dynamo.sizes_of(graph)
+        concrete = partial(map, names.concrete_size.get())  # None for a symbol
+        sizes = {
+            source: [[*concrete(both["size"])], [*concrete(both["stride"])]]
+            for source, both in graph.input_source_to_sizes_strides.items()
+        }
         imports: dict[str, str] = dict(graph.import_sources)
         made.guards = [guard_row(each, sources) for each in sorted(graph.guards)]
         made.key_order = sorted(map(sources.number, graph.guard_on_key_order))
@@ -128,7 +128,9 @@ class Recording:
 
         seen: set[Source] = set()
         # The text of a module says whether it has hooks.
-        modules = {without_marks(each) for each, value in self.reads if dynamo.is_module(value)}
+        modules = {
+            without_marks(each) for each, value in self.reads if isinstance(value, torch.nn.Module)
+        }
         guarded = [
             each.originating_source
             for each in sorted(graph.guards)
@@ -157,7 +159,7 @@ class Recording:
                 made.symbols.append(number)
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
                 continue
-            is_state = is_state_of_module(source)
+            is_state = STATE.search(source.name) is not None
             single = None if made.takes_all_of(number) else contents.by_single_keys(there)
             self._reads_environment |= single is not None and is_environment(there)
             text = contents.of(there, is_state=is_state) if single is None else single
@@ -179,10 +181,8 @@ class Recording:
 
     def _check_code(self, graph: Any, contents: ContentDescriber, made: Candidate) -> None:
         """Check that the reads describe all code that took part in the trace."""
-        codes = dict(contents.codes)
         contents.note(self.frame.code, self.frame.names)
         codes = contents.codes
-        absent: dict[str, set[str]] = {}
         mentioned: set[str] = set()  # names in the traced code
         read: dict[str, dict[str, Any]] = {}  # modules, by name
         libraries: dict[str, str] = {}
@@ -196,8 +196,7 @@ class Recording:
             if names is None:
                 if origin.kind != "library":
                     raise RefusedError("code", f"runs {code.co_name}, which has no source")
-                package = origin.name.partition(" ")[0]
-                libraries[package] = origin.name
+                libraries[origin.name.partition(" ")[0]] = origin.name
                 continue
             mentioned |= names_in(code) | {
                 each for each in constants_in(code) if type(each) is str and each.isidentifier()
@@ -209,31 +208,19 @@ class Recording:
         if self._reads_environment and (own := next(filter(NOT_COMPARED.match, strings), None)):
             raise RefusedError("source", f"may read {own}, which is not compared")
         read |= {each.__name__: vars(each) for each in contents.modules}
-        for where, names in read.items():
-            absent[where] = {name for name in mentioned if name not in names}
-        made.absent = [[where, sorted(names)] for where, names in sorted(absent.items())]
+        made.absent = [[where, sorted(mentioned - read[where].keys())] for where in sorted(read)]
         made.libraries = sorted(map(list, libraries.items()))
         for value in self.sourceless:
-            unknown = (
-                isinstance(value, types.FunctionType)
-                and value.__code__ not in codes
-                and origin_of_file(value.__code__.co_filename).kind not in ("torch", "python")
-            ) or (
-                isinstance(value, type)
-                and not contents.knows(value)
-                and getattr(sys.modules.get(value.__module__), "__file__", None) is not None
-                and origin_of_file(str(sys.modules[value.__module__].__file__)).kind
-                not in ("torch", "python")
-            )
-            if unknown:
+            file = None
+            if isinstance(value, types.FunctionType) and value.__code__ not in codes:
+                file = value.__code__.co_filename
+            elif isinstance(value, type) and not contents.knows(value):
+                file = getattr(sys.modules.get(value.__module__), "__file__", None)
+            if file is not None and origin_of_file(str(file)).kind not in ("torch", "python"):
                 raise RefusedError("code", f"uses {value!r}, which has no source")
 
     def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
-        """Return the candidate with the final bytecode of the frame.
-
-        Raises:
-            RefusedError: the frame cannot be recalled.
-        """
+        """Return the candidate with the final bytecode of the frame, or raise RefusedError."""
         made = self.candidate
         if made is None:
             raise self.refused or RefusedError("error", "was not traced to its end")
@@ -259,10 +246,11 @@ class Recording:
         self._add_graph(made, has_places=has_places)
         made.questions = question_rows(self.asked, self._sources, builtins_of(self.frame.names))
         try:
-            made.code = _packed(renamed(code, names))
+            made.code = packed(renamed(code, names))
         except ValueError as exc:
-            odd = next(filter(_is_odd, constants_in(code)), None)
-            raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
+            others = (x for x in constants_in(code) if type(x) not in PLAIN_KINDS)
+            odd = [x for x in others if dynamo.constant_row(x) is None]
+            raise RefusedError("constant", f"needs one of {odd} in its bytecode") from exc
         made.outcome = digest(
             repr(
                 [_code_text(renamed(code, names)), made.graphs, [each[0] for each in made.resumes]]
@@ -301,12 +289,9 @@ def _is_hash_of_enums(source: Source, codes: Iterable[types.CodeType]) -> bool:
     if getattr(source, "index", None) != "hash" or BUILTINS not in getattr(base, "name", ""):
         return False
     own = enum.Enum.__hash__.__code__
-    return own in codes and not any(_names_hash(each) for each in codes if each is not own)
-
-
-def _names_hash(code: types.CodeType) -> bool:
-    constants = {each for each in constants_in(code) if type(each) is str}
-    return not (names_in(code) | constants).isdisjoint({"hash", "__hash__"})
+    others = (code for code in codes if code is not own)
+    named = (x for code in others for x in (*names_in(code), *constants_in(code)))
+    return own in codes and not any(type(x) is str and x in ("hash", "__hash__") for x in named)
 
 
 def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
@@ -315,21 +300,7 @@ def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
         code, is_factory = inside["code"].cell_contents, True
     else:
         code, is_factory = value.__code__, False
-    return [placeholder, _packed(code), code.co_name, is_factory]
-
-
-def _packed(code: types.CodeType) -> bytes:
-    """Return code as bytes, without the name of its file."""
-    nowhere = internals.with_filename(code, "")
-    return packed(with_constants(nowhere, dynamo.constant_row))
-
-
-def _is_odd(value: object) -> bool:
-    try:
-        marshal.dumps(cast("str", value))
-    except ValueError:
-        return dynamo.constant_row(value) is None
-    return False
+    return [placeholder, packed(code), code.co_name, is_factory]
 
 
 def _code_text(code: types.CodeType) -> str:
@@ -353,14 +324,8 @@ def is_dense(value: object) -> bool:
 
 
 # Objects that are made at every access, or shared by equal values.
-_BY_VALUE = (
-    *(int, float, str, bytes, tuple),
-    *(types.BuiltinFunctionType, types.MethodWrapperType),
-)
-_WITHOUT_ALIAS = (
-    *_BY_VALUE,
-    *(type(None), complex, types.MethodType, types.MappingProxyType),
-)
+_BY_VALUE = (int, float, str, bytes, tuple, types.BuiltinFunctionType, types.MethodWrapperType)
+_WITHOUT_ALIAS = (*_BY_VALUE, type(None), complex, types.MethodType, types.MappingProxyType)
 
 
 def _is_same(there: object, read: object) -> bool:

@@ -26,8 +26,8 @@ BUILTINS, OWN_BUILTINS = "__builtins_dict", "__s3cache_builtins"
 
 # Matches names with an address, such as ``___module_math_140248_c0``.
 _BY_ADDRESS = re.compile(r"^_.*\d{6,}_c\d")
-# Matches the name of a parameter or a buffer in its module.
-_STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
+#: Matches the name of a parameter or a buffer in its module.
+STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
 # Sources of the same object as their base.
 _MARKS = frozenset(
     f"{kind}NNModuleSource" for kind in ("", "Unspecialized", "UnspecializedBuiltin", "FSDP")
@@ -66,16 +66,8 @@ class Sources:
         self._closure = names.closure_vars.get()()
         self._known: dict[Source, object] = {}
 
-    def of(self, variables: Mapping[str, object]) -> Sources:
-        """Return the same sources for another call."""
-        return Sources(variables, self._names, self.rows)
-
     def number(self, source: Source) -> int:
-        """Return the number of the row of a source; add a row if it is new.
-
-        Raises:
-            RefusedError: the source cannot be expressed as plain data.
-        """
+        """Return the number of the row of a source, which may be new; or raise RefusedError."""
         if (known := self._numbers.get(source)) is not None:
             return known
         kind = type(source)
@@ -103,11 +95,7 @@ class Sources:
         return number
 
     def plain(self, value: object) -> Plain:
-        """Return a field of a source, or an argument of a guard, as plain data.
-
-        Raises:
-            RefusedError: it cannot be expressed as plain data.
-        """
+        """Return a field of a source or an argument of a guard as data, or raise RefusedError."""
         if value is None or type(value) in (bool, int, float, str, bytes):
             return value
         if isinstance(value, enum.Enum) and type(value).__module__ == internals.SOURCES:
@@ -203,8 +191,3 @@ def without_marks(source: Source) -> Source:
     while type(source).__name__ in _MARKS:
         source = source.base
     return source
-
-
-def is_state_of_module(source: Source) -> bool:
-    """Return whether a source is a parameter or a buffer of an ``nn.Module``."""
-    return _STATE.search(source.name) is not None

@@ -15,7 +15,7 @@ from s3cache.util.logs import Problems
 from s3cache.util.threads import is_forked
 
 if TYPE_CHECKING:
-    from s3cache.cache import Engine, Retry
+    from s3cache.cache import Engine
     from s3cache.features.single_flight.claims import Claim, Claims, WaitOutcome
     from s3cache.features.single_flight.leases import Leases
 
@@ -33,11 +33,11 @@ class SingleFlight:
         self._problems = Problems(strict=engine.settings.strict)
         self._claims: Claims | None = None
         self._leases: Leases | None = None
-        engine.events.missed.subscribe(self._missed)
-
-    def _missed(self, key: str, kind: str, bound_s: float) -> Retry | None:
-        outcome = self.claim(key, bound_s, kind)
-        return None if outcome is None else outcome.retry()
+        engine.events.missed.subscribe(
+            lambda key, kind, bound_s: (
+                None if (it := self.claim(key, bound_s, kind)) is None else it.retry()
+            )
+        )
 
     def claim(self, key: str, bound_s: float, kind: str = "fx") -> WaitOutcome | None:
         """Claim a compile by the key of its entry, or wait until another process has done it.

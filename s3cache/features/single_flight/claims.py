@@ -167,19 +167,11 @@ class Claims:
             pause_s = min(1.2 * pause_s, _LONGEST_PAUSE_S)
 
     def wasted_s(self) -> int:
-        """Return how long processes of this machine have waited for leases that gave no entry.
-
-        Raises:
-            StoreError: the disk cannot be used.
-        """
+        """Return how long this machine has waited for leases in vain, or raise StoreError."""
         return self.disk.within("claims", _wasted_s)
 
     def waste(self, seconds: float) -> None:
-        """Count a wait for a lease that gave no entry.
-
-        Raises:
-            StoreError: the disk cannot be used.
-        """
+        """Count a wait for a lease that gave no entry, or raise StoreError."""
 
         def waste(root: Directory) -> None:
             is_over = not _wasted_s(root)

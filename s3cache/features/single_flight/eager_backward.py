@@ -11,9 +11,8 @@ at that moment. It gets the eager result if it would produce the same one now.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from s3cache.errors import UnsupportedTorchError
 from s3cache.features.single_flight import names
 from s3cache.hooks import FX_INFO, Compile, around, settings_of_backward
 from s3cache.torch_api import internals
-from s3cache.torch_api.protocols import AOTConfig, AutogradArguments, Function
+from s3cache.torch_api.protocols import AutogradArguments, Function
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class EagerBackward:
 
     def _lower(self, compile_: Compile, given: AutogradArguments) -> None:
         """Lower a backward, save the entry, and give torch a function that returns it later."""
+        import torch
+
         lower, save, late = (
             given[name] for name in ("bw_compiler", "try_save_cache_entry", "lazy_backward_info")
         )
@@ -66,7 +67,12 @@ class EagerBackward:
         donated = metadata.bw_donated_idxs
         try:
             # As at a first call: the entry then has a digest of the settings.
-            with _lowering(config), session.state.changed(depth=0):
+            with (
+                torch.no_grad(),
+                names.no_autocast.get()(),
+                names.while_lowering.get()(config, "backward"),
+                session.state.changed(depth=0),
+            ):
                 eager = lower(internals.copied(late.bw_module), late.placeholder_list)
         except Exception as exc:  # noqa: BLE001 - torch raises it if the backward is ever called
             logger.info("a backward cannot be lowered with its forward: %s", exc)
@@ -85,16 +91,3 @@ class EagerBackward:
 
         internals.hide(lower_late)
         given.update(bw_compiler=lower_late, try_save_cache_entry=None)
-
-
-@contextlib.contextmanager
-def _lowering(aot_config: AOTConfig) -> Iterator[None]:
-    """Set up the context for lowering a backward, inside the compile of a forward."""
-    import torch
-
-    with (
-        torch.no_grad(),
-        names.no_autocast.get()(),
-        names.while_lowering.get()(aot_config, "backward"),
-    ):
-        yield

@@ -204,11 +204,7 @@ class Leases:
             lease.stop()
 
     async def create(self, row: str, number: int, text: str) -> bool:
-        """Create a number of a row; return False if it exists.
-
-        Raises:
-            StoreError: it cannot be created within 10 s.
-        """
+        """Create a number of a row, or raise StoreError after 10 s; return False if it exists."""
         put = self._store.put(f"{row}/{number:08d}", text.encode(), mode="create")
         try:
             await asyncio.wait_for(put, _REQUEST_S)

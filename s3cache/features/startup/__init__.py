@@ -15,7 +15,7 @@ from s3cache.seam import Feature
 FEATURE = Feature(
     name="startup",
     does="deferring work in the import of torch's compiler",
-    waits=f"{__name__}.install:avoid_collections",
+    waits=f"{__name__}.garbage:without_collections",
     installs=f"{__name__}.install:install",
     torch=f"{__name__}.names",
 )

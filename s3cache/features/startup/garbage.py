@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.abc import Loader
 from types import ModuleType
 
+from _s3cache_process import COMPILER
 from s3cache.util.importing import when_found
 
+#: Modules that import much of torch.
+_HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", COMPILER
 
-def without_collections(names: Iterable[str]) -> Callable[[], None]:
+
+def without_collections(names: Iterable[str] = _HEAVY) -> Callable[[], None]:
     """Avoid garbage collections during the imports of modules.
 
     Returns a function that cancels this for modules that are not imported yet.

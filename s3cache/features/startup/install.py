@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from s3cache.hooks import Session
     from s3cache.torch_api.protocols import Function
 
-#: Modules that import much of torch.
-_HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", COMPILER
 #: Modules that rarely use networkx. Its import takes a tenth of a second.
 _NETWORKX_USERS = tuple(
     f"torch._functorch._activation_checkpointing.{name}"
@@ -26,16 +24,11 @@ _NETWORKX_USERS = tuple(
 )
 
 
-def avoid_collections() -> Callable[[], None]:
-    """Import heavy modules without garbage collections; return a function that ends this."""
-    return without_collections(_HEAVY)
-
-
 def install(session: Session) -> None:
     """Defer what can be deferred."""
     from s3cache.features.startup.later import import_later
 
-    cancel = avoid_collections()
+    cancel = without_collections()
     session.undo.callback(cancel)
     session.undo.callback(when_imported(COMPILER, cancel))  # few are left by then
     session.undo.callback(parse_templates_later())

@@ -1,114 +1,61 @@
 """Imports of modules at their first use."""
 
 from __future__ import annotations
+import __future__
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, SourceLoader
 from importlib.util import find_spec
-from types import CodeType, FunctionType, ModuleType
-from typing import Any, cast
+from types import ModuleType
+from typing import cast
 
 from s3cache.util.importing import when_found
 
 
 def import_later(importer: str, name: str) -> Callable[[], None]:
-    """Make ``importer`` import ``name`` at its first use in a function, not at its own import.
+    """Make ``importer`` import ``name`` at its first use, not at its own import.
 
-    Both are names of modules. If the import of ``importer`` needs ``name`` for more than
-    annotations of functions, it is executed again, normally. Returns a function that cancels this.
+    Both are names of modules. A use is any attribute, except in annotations: those of the importer
+    are not evaluated. Returns a function that cancels this.
     """
     if name in sys.modules:
         return lambda: None
 
     def change(loader: Loader) -> None:
         if isinstance(loader, SourceLoader):
-            _leave_out(name, loader)
+            execute = partial(_execute, name, loader, loader.exec_module)
+            loader.exec_module = execute  # type: ignore[method-assign]
 
     return when_found(importer, change)
 
 
 class _StandIn(ModuleType):
-    """A stand-in for a module in another module's namespace; imports it at the first use."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        vars(self)["annotations"] = []
+    """A stand-in for a module, which imports it at the first use."""
 
     def __getattr__(self, attribute: str) -> object:
-        found = vars(self).get("annotations")
-        if found is None:
-            return getattr(import_module(self.__name__), attribute)
-        found.append(_Annotation(attribute))
-        return cast("object", found[-1])
-
-    def __setattr__(self, attribute: str, value: object) -> None:
-        setattr(import_module(self.__name__), attribute, value)
-
-    def __delattr__(self, attribute: str) -> None:
-        delattr(import_module(self.__name__), attribute)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), attribute)
 
 
-class _Annotation(str):
-    """An attribute of the stand-in while the importer is executed: usable in annotations only."""
-
-    __slots__ = ()
-
-
-def _leave_out(name: str, loader: SourceLoader) -> None:
-    """Make ``loader`` execute its module without importing ``name``, if possible."""
-    execute, get_code = loader.exec_module, loader.get_code
-
-    def execute_without(module: ModuleType) -> None:
-        def get_rest(fullname: str) -> CodeType | None:
-            code, names = get_code(fullname), vars(module)
-            before = {**names}
-            if code is None or name in sys.modules or find_spec(name) is None:
-                return code
-            try:
-                _execute_without(name, code, names)
-            except Exception:  # noqa: BLE001 - as ever then
-                names.clear()
-                names.update(before)
-                return code
-            return compile("", code.co_filename, "exec")
-
-        loader.exec_module = execute  # type: ignore[method-assign]
-        loader.get_code = get_rest  # type: ignore[method-assign]
-        try:
-            execute(module)
-        finally:
-            loader.get_code = get_code  # type: ignore[method-assign]
-
-    loader.exec_module = execute_without  # type: ignore[method-assign]
-
-
-def _execute_without(name: str, code: CodeType, names: dict[str, Any]) -> None:
-    stand_in, said = _StandIn(name), f"{name}, later"
-    code = code.replace(co_names=tuple(said if each == name else each for each in code.co_names))
-    sys.modules[said] = stand_in
+def _execute(
+    name: str, loader: SourceLoader, execute: Callable[[ModuleType], None], module: ModuleType
+) -> None:
+    loader.exec_module = execute  # type: ignore[assignment, method-assign]
+    source, names = loader.get_source(module.__name__), vars(module)
+    if source is None or name in sys.modules or find_spec(name) is None:
+        execute(module)
+        return
+    flags = __future__.annotations.compiler_flag
+    code = compile(source, cast("str", module.__file__), "exec", flags, dont_inherit=True)
+    stand_in = sys.modules[name] = _StandIn(name)
     try:
         exec(code, names)  # noqa: S102 - as a loader does
     finally:
-        del sys.modules[said]
-    (alias,) = (each for each, value in names.items() if value is stand_in)
-    found = vars(stand_in).pop("annotations")
-    for function in _functions_in(names) if found else ():
-        for argument, value in function.__annotations__.items():
-            if type(value) is _Annotation:  # as if annotations were not evaluated
-                function.__annotations__[argument] = f"{alias}.{value}"
-                found.remove(value)
-    if found or alias == said:  # it needs more of the module, or uses this name
-        raise ValueError(name)
-
-
-def _functions_in(names: Mapping[str, Any]) -> Iterator[FunctionType]:
-    for holder in (names, *(vars(each) for each in names.values() if isinstance(each, type))):
-        for value in holder.values():
-            if type(value) in (staticmethod, classmethod):
-                value = value.__func__
-            elif type(value) is property:
-                value = value.fget
-            if type(value) is FunctionType and value.__globals__ is names:
-                yield value
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        elif name in sys.modules:  # it was needed at once
+            names.update({k: sys.modules[name] for k, v in names.items() if v is stand_in})

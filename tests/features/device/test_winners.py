@@ -14,11 +14,9 @@ from s3cache import frame, testing
 from s3cache.testing import ProgramError
 from tests.support.gpu import standin
 from tests.support.machines import Machine, remote_url
+from tests.support.marks import nightly, slow
 
-pytestmark = [
-    pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
 
 KERNEL = "triton_red_fused__softmax_prepare_softmax_online_0", "2 configurations"
@@ -60,6 +58,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
+@slow
 def test_a_sealed_entry_is_uploaded_once_with_only_the_winner(site: Site) -> None:
     first = site.run("first")
     assert first["measured"] == CONFIGURATIONS
@@ -70,6 +69,7 @@ def test_a_sealed_entry_is_uploaded_once_with_only_the_winner(site: Site) -> Non
     assert (second["hits"], second["measured"], second["error"]) == (1, 0, "")
 
 
+@nightly
 def test_the_entry_of_a_training_step_has_only_its_winners(site: Site) -> None:
     """The example of docs/gpu.md."""
     first = site.machine("first").run("tests.support.gpu.kinds:run", "training").result["training"]
@@ -77,6 +77,7 @@ def test_the_entry_of_a_training_step_has_only_its_winners(site: Site) -> None:
     assert site.kernels() == 5
 
 
+@nightly
 def test_an_entry_that_was_uploaded_before_it_was_sealed_is_replaced(site: Site) -> None:
     assert site.run("first", "upload")["uploaded"] == 4, "the whole graph and its FX graph, twice"
     assert site.kernels() == 1
@@ -84,6 +85,7 @@ def test_an_entry_that_was_uploaded_before_it_was_sealed_is_replaced(site: Site)
     assert site.run("second")["measured"] == 0
 
 
+@slow
 def test_a_machine_seals_an_entry_that_another_left_unsealed_for_long(site: Site) -> None:
     with pytest.raises(ProgramError, match="exit status 7"):
         site.run("first", "die")

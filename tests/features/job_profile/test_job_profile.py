@@ -18,9 +18,9 @@ import pytest
 
 from s3cache import entries, frame
 from s3cache.cache import Engine, Hit
-from s3cache.errors import AccessDeniedError, TransientError
+from s3cache.errors import AccessDeniedError, CorruptError, TransientError
 from s3cache.features.job_profile import KEYS, JobProfileOptions
-from s3cache.features.job_profile.profile import JobProfile
+from s3cache.features.job_profile.profile import JobProfile, lookups_of
 from s3cache.features.job_profile.program import program_key
 from s3cache.frame import Frame
 from s3cache.store import (
@@ -155,18 +155,6 @@ def test_entries_are_fetched_even_if_the_first_names_of_their_keys_were_removed(
     assert {*run(again, variant="b")} == {"local"}
 
 
-def test_a_lookup_joins_a_download_under_way(machine: Open, store: Gated) -> None:
-    run(machine("a"))
-    store.calls.clear()
-    store.holds = lambda name: GRAPHS[0] in name
-    second = machine("b")
-    eventually(lambda: store.got(GRAPHS[0]))
-    found = in_thread(lambda: second.lookup(GRAPHS[0]))
-    store.holds = lambda _: False
-    assert isinstance(found(), Hit)
-    assert len(store.got(GRAPHS[0])) == 1
-
-
 def test_a_lookup_does_not_wait_for_the_profile(machine: Open, store: Gated) -> None:
     run(machine("a"))
     store.holds = lambda name: KEYS in name
@@ -206,29 +194,32 @@ HOSTILE: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("damage", ["garbage", "another entry", "another kind", "huge", *HOSTILE])
+def encoded(content: bytes, kind: str = "job", key: str = "ab" * 32, **more: bytes) -> bytes:
+    return frame.encode(kind=kind, key=key, schema=1, sections={"lookups": content, **more})
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_lookups_are_refused(content: bytes) -> None:
+    """They cause no unpickling and no large allocation."""
+    with pytest.raises(CorruptError):
+        lookups_of(frame.decode(encoded(content)))
+
+
+@pytest.mark.parametrize("damage", ["garbage", "another entry", "another kind", "huge", "a path"])
 def test_an_invalid_profile_is_ignored_with_one_warning(
     machine: Open, store: Gated, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    """It causes no unpickling, no large allocation and no request; lookups still hit."""
+    """It causes no request; lookups still hit."""
     run(machine("a"))
     (profile,) = profiles(store)
-    key = entries.key_of(profile)
-
-    def encoded(content: bytes, kind: str = "job", **more: bytes) -> bytes:
-        sections = {"lookups": content, **more}
-        return frame.encode(kind=kind, key=key, schema=1, sections=sections)
-
-    if damage in HOSTILE:
-        data = encoded(HOSTILE[damage])
-    else:
-        sound = msgpack.packb([[GRAPHS[0], ""]])
-        data = {
-            "garbage": b"garbage",
-            "another entry": bytes(entry("ab" * 32).data),
-            "another kind": encoded(sound, "test"),
-            "huge": encoded(sound, noise=random.Random(0).randbytes(2 << 20)),
-        }[damage]
+    key, sound = entries.key_of(profile), msgpack.packb([[GRAPHS[0], ""]])
+    data = {
+        "garbage": b"garbage",
+        "another entry": bytes(entry("ab" * 32).data),
+        "another kind": encoded(sound, "test", key),
+        "huge": encoded(sound, key=key, noise=random.Random(0).randbytes(2 << 20)),
+        "a path": encoded(HOSTILE["a path"], key=key),
+    }[damage]
     put(store, profile, data)
     store.calls.clear()
     second = machine("b")
@@ -249,10 +240,7 @@ def followed(
     job = JobProfile(
         reads=True, save=None, settled_s=0, max_bytes=max_bytes, on_problem=problems.append
     )
-    content = msgpack.packb([[key, ""] for key in GRAPHS])
-    profile = frame.encode(
-        kind="job", key=str(program_key()), schema=1, sections={"lookups": content}
-    )
+    profile = encoded(msgpack.packb([[key, ""] for key in GRAPHS]), key=str(program_key()))
     put(memory, entries.first_name(program_key()), profile)
 
     async def noted(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
@@ -324,21 +312,6 @@ def test_no_prefetch_begins_while_a_lookup_waits(machine: Open, store: Gated) ->
     store.holds = lambda _: False
     assert isinstance(found(), Hit)
     eventually(lambda: fetched(second) == 1 + len(GRAPHS))
-
-
-def test_all_variants_that_were_used_are_fetched(machine: Open, store: Gated) -> None:
-    """For example, the variants of dynamic shapes share a key."""
-    first = machine("a")
-    for variant in ("one", "two", "three"):
-        looked_up(first, GRAPHS[0], variant=variant)
-    eventually(lambda: is_known(first))
-    first.close()
-    second = machine("b")
-    eventually(lambda: second.stats().local.files == 3)  # type: ignore[union-attr]
-    store.calls.clear()
-    for variant in ("three", "one", "two"):
-        assert looked_up(second, GRAPHS[0], variant=variant) == "local"
-    assert store.got() == []
 
 
 def test_entries_that_an_unclosed_lookup_accepted_are_fetched(machine: Open) -> None:
@@ -501,8 +474,7 @@ def test_a_job_that_may_not_list_follows_the_first_profile(
     eventually(lambda: fetched(reader) == len(GRAPHS))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("breaker_failures", [1, 1_000])
+@pytest.mark.parametrize(("breaker_failures", "strict"), [(1, False), (1_000, True)])
 def test_a_profile_is_uploaded_later_if_the_network_is_down(
     machine: Open,
     memory: MemoryStore,
@@ -516,6 +488,7 @@ def test_a_profile_is_uploaded_later_if_the_network_is_down(
     changes = {"breaker_failures": breaker_failures, "strict": strict}
     offline = machine("a", store, exit_timeout_s=0.1, **changes)
     eventually(lambda: is_known(offline))
+    assert strict or looked_up(offline, GRAPHS[0]) == "unavailable"
     for key in GRAPHS:
         offline.save(key, entry(key))
     offline.close()
@@ -528,23 +501,12 @@ def test_a_profile_is_uploaded_later_if_the_network_is_down(
     assert len(profiles(memory)) == 1
 
 
-def test_lookups_with_a_profile_fail_at_once_behind_an_open_breaker(
-    machine: Open, memory: MemoryStore
-) -> None:
-    run(machine("a"))
-    store = Gated(memory, is_down=True)
-    second = machine("b", store, breaker_failures=1, breaker_reset_s=1_000)
-    eventually(lambda: is_known(second))
-    assert looked_up(second, GRAPHS[0]) == "unavailable"
-    assert fetched(second) == 0
-
-
 _KILLED = """
 import sys, time
 from s3cache.cache import open_for_torch
-from s3cache.features.job_profile import begin
+from s3cache.features.job_profile import profile
 from tests.support.caching import entry
-begin.SETTLED_S = 0.05
+profile.SETTLED_S = 0.05
 engine = open_for_torch(sys.argv[1], {"local_dir": sys.argv[2]}).engine
 for key in sys.argv[3:]:
     engine.save(key, entry(key))
@@ -587,38 +549,44 @@ if __name__ == "__main__":
 """
 
 
-def test_a_profile_belongs_to_a_program_its_argument_names_and_a_rank(tmp_path: Path) -> None:
-    """Argument values and the directory do not matter; ``python -c`` has no profile."""
-    root = Path(__file__).parents[3]
+def test_a_profile_belongs_to_a_program_its_argument_names_and_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Argument values and the directory do not matter."""
     script, other = tmp_path / "train.py", tmp_path / "deep" / "train.py"
     other.parent.mkdir()
-    for path in (script, other):
-        path.write_text(_PROGRAM)
 
-    def keys(*arguments: str, **environment: str) -> list[str]:
-        where = {"PYTHONPATH": f"{root}:{other.parent}", "HOME": "/"}
-        done = python("-W", "ignore", *arguments, cwd=tmp_path, env=where | environment)
+    def key(*arguments: str, path: Path = script, text: str = "1", rank: str = "") -> str:
+        path.write_text(text)
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
+        monkeypatch.setattr(sys, "argv", [path.name, *arguments])
+        monkeypatch.setenv("RANK", rank)
+        return program_key()
+
+    usual = key("--lr=1", "--seed", "2", "model=small")
+    assert key("model=big", "--seed", "3", "--lr=-7") == usual
+    assert key(*"xyz", "--lr=1", "--seed", "model=", path=other) == usual
+    assert key("--lr", "--seed", "model=", path=other, text="changed") != usual
+    assert key("big") == key(), "a value is not a name"
+    assert len({usual, key(), key(rank="0"), key(rank="1"), key("--wide")}) == 5
+
+
+def test_children_have_profiles_of_their_own(tmp_path: Path) -> None:
+    """They have the same ones in the next run. ``python -c`` has none."""
+    root = Path(__file__).parents[3]
+    (tmp_path / "train.py").write_text(_PROGRAM)
+
+    def keys(*arguments: str) -> list[str]:
+        where = {"PYTHONPATH": f"{root}:{tmp_path}", "HOME": "/"}
+        done = python("-W", "ignore", *arguments, cwd=tmp_path, env=where)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.split()
 
-    (usual,) = keys("train.py", "--lr=1", "--seed", "2", "model=small")
-    for same in (["train.py", "model=big", "--seed", "3", "--lr=-7"], [str(other), *"xyz"]):
-        assert keys(*same, "--lr=1", "--seed", "model=") == [usual]
-    assert keys("-m", "train", "--lr=1", "--seed", "2", "model=small") == [usual]
-    ranks = keys("train.py", RANK="0") + keys("train.py", RANK="1") + keys("train.py")
-    names = keys("train.py", "--wide") + keys("train.py", "big")
-    families = keys("train.py", "--children") + keys("train.py", "--children")
-    assert len({usual, *ranks, *names}) == 5
-    assert names[1] == ranks[2], "a value is not a name"
-    assert len(families) == 8
-    assert families[:4] == families[4:]
-    assert len({*families}) == 4, "the program and three kinds of children"
-    other.write_text(_PROGRAM + "# changed")
-    assert keys(str(other), "--lr", "--seed", "model=") != [usual]
-    assert keys(
-        "-c",
-        "from s3cache.features.job_profile.program import program_key as k; print(k() or 'none')",
-    ) == ["none"]
+    families = keys("train.py", "--children"), keys("-m", "train", "--children")
+    assert families[0] == families[1]
+    assert len({*families[0]}) == 4, "the program and three kinds of children"
+    job = "from s3cache.features.job_profile.program import program_key as k; print(k() or 'none')"
+    assert keys("-c", job) == ["none"]
 
 
 def test_the_module_of_profiles_is_not_imported_if_they_are_off(tmp_path: Path) -> None:

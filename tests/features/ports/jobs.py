@@ -203,17 +203,21 @@ def _source() -> Any:
     return ASTSource(add, types, {(4,): 128})
 
 
-def planted(name: str) -> dict[str, bool]:
-    """Look up a kernel with an entry that has a file of this name."""
+def planted(*names: str) -> list[tuple[bool, bool]]:
+    """Look up a kernel with an entry that has a file of each name; return if there is a file."""
     standin.install()
     from triton.runtime.cache import get_cache_manager
 
-    manager = get_cache_manager("ab" * 32)
     source = os.path.join(os.environ["HOME"], "source")
     with open(source, "wb") as file:
         file.write(b"{}")
-    manager.put_group("kernel.json", {"kernel.json": source, name: source})
-    shutil.rmtree(manager.cache_dir)
-    other = get_cache_manager("ab" * 32)
-    outside = os.path.exists(os.path.join(other.cache_dir, name))
-    return {"found": other.get_group("kernel.json") is not None, "outside": outside}
+    found = []
+    for number, name in enumerate(names):
+        key = f"{number:02}" * 32
+        manager = get_cache_manager(key)
+        manager.put_group("kernel.json", {"kernel.json": source, name: source})
+        shutil.rmtree(manager.cache_dir)
+        other = get_cache_manager(key)
+        is_outside = os.path.exists(os.path.join(other.cache_dir, name))
+        found.append((other.get_group("kernel.json") is not None, is_outside))
+    return found

@@ -9,7 +9,7 @@ import pytest
 
 from s3cache.testing import Outcome
 from tests.support.machines import Machine, remote_url
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,7 +43,7 @@ def test_a_profile_of_sizes_is_found(tmp_path: Path) -> None:
     assert second.stats.kinds["torch"].hits["remote"] == 1
 
 
-@slow
+@nightly
 def test_a_configured_redis_server_stays_in_use(tmp_path: Path) -> None:
     seen = run(tmp_path, "one", "backends", TORCHINDUCTOR_REDIS_HOST="localhost")
     assert seen.result == [True, True, True]

@@ -6,6 +6,7 @@ Triton compiles real machine code for a stand-in for the GPU, and launches nothi
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from s3cache.testing import Outcome, ProgramError
 from s3cache.trust import generate
 from tests.features.ports.installed import machine, needs
 from tests.support.machines import ROOT, remote_url
-from tests.support.marks import cases, slow
+from tests.support.marks import cases, nightly, slow
 
 pytestmark = [needs("triton"), pytest.mark.timeout(900)]
 
@@ -44,8 +45,8 @@ def run(root: Path, name: str, job: str, *arguments: Any, **settings: Any) -> Ou
     ("job", "entries"),
     [
         ("everything", 4),
-        pytest.param("liger", 2, marks=[slow, needs("liger_kernel")]),
-        pytest.param("fla", 1, marks=[slow, needs("fla")]),
+        pytest.param("liger", 2, marks=[nightly, needs("liger_kernel")]),
+        pytest.param("fla", 1, marks=[nightly, needs("fla")]),
     ],
 )
 def test_a_second_machine_compiles_and_measures_nothing(
@@ -62,7 +63,10 @@ def test_a_second_machine_compiles_and_measures_nothing(
 
 
 @pytest.mark.parametrize(
-    "ended", cases(["compiled", "failed", "killed"], slow_ones=["failed", "killed"])
+    "ended",
+    cases(
+        ["compiled", "failed", "killed"], slow_ones=["compiled", "failed"], nightly_ones=["killed"]
+    ),
 )
 def test_processes_of_a_machine_compile_a_kernel_once(tmp_path: Path, ended: str) -> None:
     """The second process waits until the first one has compiled the kernel or has failed."""
@@ -89,15 +93,6 @@ def test_processes_of_a_machine_compile_a_kernel_once(tmp_path: Path, ended: str
 
 
 @slow
-def test_a_restart_on_the_same_machine_does_no_lookups(tmp_path: Path) -> None:
-    """Triton's own directory comes first."""
-    run(tmp_path, "one", "kernel")
-    again = run(tmp_path, "one", "kernel")
-    assert steps(again) == {}
-    assert again.stats.kinds == {}
-
-
-@slow
 def test_measurements_are_not_shared_with_another_device(tmp_path: Path) -> None:
     """Two GPUs of one architecture; Triton's own key is the same for both."""
     run(tmp_path, "one", "measured")
@@ -117,9 +112,17 @@ def test_kernels_with_inputs_outside_of_the_key_are_not_shared(tmp_path: Path) -
     assert seen == {**kept, "override": 0, "globals": 0, "plugin": 0, "inductor": 0}
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the remote of a machine that has compiled a kernel."""
+    root = tmp_path_factory.mktemp("filled")
+    run(root, "one", "kernel")
+    return root / "remote"
+
+
 @slow
-def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
-    run(tmp_path, "one", "kernel")
+def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path, filled: Path) -> None:
+    shutil.copytree(filled, tmp_path / "remote")
     (found,) = (tmp_path / "remote").rglob("triton-*")
     content = bytearray(found.read_bytes())
     content[-1] ^= 1
@@ -128,15 +131,20 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
     assert second.result["ptxas"] == 1
     assert second.stats.kinds["triton"].misses == {"corrupt": 1}
     assert steps(run(tmp_path, "three", "kernel")) == {}  # the entry was replaced
+    # A restart on the same machine finds the files in Triton's own directory, without a lookup.
+    again = run(tmp_path, "three", "kernel")
+    assert (steps(again), again.stats.kinds) == ({}, {})
 
 
-@slow
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize(
+    "share", [pytest.param(False, marks=slow), pytest.param(True, marks=nightly)]
+)
 def test_entries_contain_paths_of_sources_only_with_share_sources(
-    tmp_path: Path, share: bool
+    tmp_path: Path, filled: Path, share: bool
 ) -> None:
-    run(tmp_path, "one", "kernel", share_sources=share)
-    (found,) = (tmp_path / "remote").rglob("triton-*")
+    if share:
+        run(tmp_path, "one", "kernel", share_sources=True)
+    (found,) = (tmp_path / "remote" if share else filled).rglob("triton-*")
     entry = frame.decode(found.read_bytes())
     assert {"add.json", "add.cubin"} <= {*entry.names}
     assert ("add.ttir" in entry.names) is share
@@ -145,9 +153,9 @@ def test_entries_contain_paths_of_sources_only_with_share_sources(
 
 
 @slow
-def test_a_policy_refuses_unsigned_kernels(tmp_path: Path) -> None:
+def test_a_policy_refuses_unsigned_kernels(tmp_path: Path, filled: Path) -> None:
     """Neither an entry of the bucket nor a file of Triton's directory is used."""
-    run(tmp_path, "one", "kernel")
+    shutil.copytree(filled, tmp_path / "remote")
     trusted = generate("ci").public_text()
     there = machine(tmp_path / "two", "triton")
     url, job = remote_url(tmp_path), "tests.features.ports.jobs:kernel"
@@ -157,7 +165,7 @@ def test_a_policy_refuses_unsigned_kernels(tmp_path: Path) -> None:
     assert wary.stats.kinds["triton"].refused
 
 
-@slow
+@nightly
 def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
     url, one = remote_url(tmp_path), machine(tmp_path / "one", "triton")
     with pytest.raises(ProgramError) as killed:
@@ -167,10 +175,9 @@ def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
     assert steps(run(tmp_path, "two", "kernel")) == {}
 
 
-@slow
-@pytest.mark.parametrize("ports", ["off", "torch,helion"])
-def test_the_port_can_be_disabled(tmp_path: Path, ports: str) -> None:
-    seen = run(tmp_path, "one", "kernel", ports=ports)
+@nightly
+def test_the_port_can_be_disabled(tmp_path: Path) -> None:
+    seen = run(tmp_path, "one", "kernel", ports="torch,helion")
     assert seen.result["ptxas"] == 1
     assert seen.stats.kinds == {}
     assert not [*(tmp_path / "remote").rglob("triton-*")]
@@ -201,8 +208,7 @@ def test_a_program_without_torch_can_set_the_cache_manager(tmp_path: Path) -> No
 
 
 @slow
-@pytest.mark.parametrize("name", ["../../kernel.json", "__grp__add.json", "/tmp/kernel.json"])
-def test_file_names_in_an_entry_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
+def test_file_names_in_an_entry_cannot_leave_the_directory(tmp_path: Path) -> None:
     """Even a trusted entry with such a name is not used."""
-    seen = run(tmp_path, "one", "planted", name)
-    assert seen.result == {"found": False, "outside": False}
+    planted = "../../kernel.json", "__grp__add.json", "/tmp/kernel.json"
+    assert run(tmp_path, "one", "planted", *planted).result == [[False, False]] * len(planted)

@@ -50,7 +50,7 @@ def _outcomes(url: str) -> list[tuple[str, int, dict[str, int]]]:
 
 def test_a_lookup_misses_where_no_feature_can_ask_the_other_ranks(tmp_path: Path) -> None:
     job = f"{__name__}:_outcomes"
-    outcomes = Machine(tmp_path).run(job, remote_url(tmp_path)).result
+    outcomes = Machine(tmp_path).run(job, remote_url(tmp_path), server=0).result
     found = {name: tuple(rest) for name, *rest in outcomes}
     assert found["saves"][0] == 0
     assert found["hits"] == (1, {})

@@ -16,6 +16,7 @@ import pytest
 
 from infra import asks
 from tests.features.recall.programs import all_programs, programs_in
+from tests.support.marks import slow
 
 RELEASE = version("torch").partition("+")[0]
 ROWS = {row.name: row for row in asks.table()}
@@ -30,6 +31,7 @@ class ListVariable:
 '''
 
 
+@slow
 @pytest.mark.skipif(RELEASE not in asks.RELEASES, reason=f"torch {RELEASE} has no digests")
 def test_each_function_that_asks_something_is_in_the_table_as_it_was_read() -> None:
     spec = find_spec("torch")

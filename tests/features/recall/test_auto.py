@@ -59,28 +59,25 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_the_third_start_recalls(job: Job) -> None:
+def test_the_third_start_recalls_unless_it_is_a_canary_or_another_program(job: Job) -> None:
     first, second, third = job.start(), job.start(), job.start()
     assert (first["saved"], first["agreed"]) == (1, 0)
     assert (second["recalled"], second["agreed"], second["held_back:unconfirmed"]) == (0, 1, 1)
     assert "no other process has traced it yet" in second["why"]
     assert (third["recalled"], third["traced"]) == (1, 0)
     assert first["value"] == second["value"] == third["value"]
+    canary = job.start(recall_canary=1)
+    assert (canary["recalled"], canary["agreed"], canary["held_back:canary"]) == (0, 1, 1)
+    changed = job.start("import builtins; builtins.flash = 1")
+    assert (changed["recalled"], changed["held_back:program"]) == (0, 1)
+    assert "builtins has changed" in changed["why"]
+    assert job.start()["recalled"] == 1
 
 
 def test_a_process_that_traces_again_confirms_nothing(job: Job) -> None:
     again = job.start(times=3)
     assert (again["recalled"], again["agreed"]) == (0, 1)
     assert [job.start()["recalled"] for _ in range(2)] == [0, 1]
-
-
-def test_a_program_that_changed_is_traced(job: Job) -> None:
-    for _ in range(2):
-        job.start()
-    changed = job.start("import builtins; builtins.flash = 1")
-    assert (changed["recalled"], changed["held_back:program"]) == (0, 1)
-    assert "builtins has changed" in changed["why"]
-    assert job.start()["recalled"] == 1
 
 
 def test_values_in_which_restarts_differ_do_not_prevent_recall(job: Job) -> None:
@@ -91,17 +88,9 @@ def test_values_in_which_restarts_differ_do_not_prevent_recall(job: Job) -> None
 def test_readers_use_what_was_agreed_and_add_nothing(job: Job) -> None:
     read_only: dict[str, Any] = {"mode": "read-only"}
     job.start()
-    assert [job.start(**read_only)["recalled"] for _ in range(3)] == [0, 0, 0]
+    assert [job.start(**read_only)["recalled"] for _ in range(2)] == [0, 0]
     job.start()
     assert job.start(**read_only)["recalled"] == 1
-
-
-def test_a_canary_traces_and_agrees(job: Job) -> None:
-    for _ in range(2):
-        job.start()
-    canary = job.start(recall_canary=1)
-    assert (canary["recalled"], canary["agreed"], canary["held_back:canary"]) == (0, 1, 1)
-    assert job.start()["recalled"] == 1
 
 
 #: What both rules would have to miss, for a canary to find it.
@@ -114,21 +103,15 @@ FACTOR = 3.0
 """
 
 
-def test_a_canary_that_disagrees_buries_the_candidate(job: Job) -> None:
+def test_a_canary_that_disagrees_buries_the_candidate(job: Job, tmp_path: Path) -> None:
+    """It writes a report without values."""
     for _ in range(2):
         job.start()
     assert job.start(BLIND)["value"] == pytest.approx(2 * 0.84147, rel=1e-4)  # a wrong recall
     canary = job.start(BLIND, recall_canary=1)
     assert (canary["disagreed"], canary["value"]) == (1, pytest.approx(3 * 0.84147, rel=1e-4))
-    after = [job.start(setup) for setup in (BLIND, "", "")]
-    assert [each["recalled"] for each in after] == [0, 0, 0]
-
-
-def test_a_disagreement_is_reported_without_values(job: Job, tmp_path: Path) -> None:
-    for _ in range(2):
-        job.start()
-    job.start(BLIND, recall_canary=1)
-    (report,) = (tmp_path / "machine-3").rglob("recall-*.json")
+    assert [job.start(setup)["recalled"] for setup in (BLIND, "")] == [0, 0]
+    (report,) = (tmp_path / "machine-4").rglob("recall-*.json")
     content = json.loads(report.read_text())
     assert content["why"] == "tracing gives another result"
     assert {*content["recorded"]} == {*content["traced"]}

@@ -1,9 +1,9 @@
 """Recall does not have the known faults of other stores of traced frames.
 
 ``programs/known.txt`` has programs for which torch's own store serves another program's graph, and
-for two faults of vLLM: configurations under one name, and a decorated ``forward``. Below are two
-more faults of vLLM, empty artifacts and stale paths, and sequences of calls that must compile as
-often as without recall.
+for two faults of vLLM: configurations under one name, and a decorated ``forward``; ``test_recall``
+runs them. Below are two more faults of vLLM, empty artifacts and stale paths, and sequences of
+calls that must compile as often as without recall.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Any, TypeAlias
 import pytest
 
 from s3cache.features.recall import KEYS
-from tests.features.recall.programs import Program, all_programs
-from tests.features.recall.run import _Fleet, differs, judge
-from tests.support.marks import nightly, slow
+from tests.features.recall.programs import Program
+from tests.features.recall.run import _Fleet, differs
+from tests.support.marks import cases, nightly, slow
 
 # A limit for hangs: processes wait for one another on a busy machine.
 pytestmark = [slow, pytest.mark.timeout(1800)]
 
 Damage: TypeAlias = Callable[[list[Path]], None]
 
-KNOWN = [each for each in all_programs() if each.family == "known"]
 STORED = [
     Program(
         "stored",
@@ -129,13 +128,6 @@ def _played(fleet: _Fleet, programs: list[Program], how: str = "on") -> list[dic
     return [part for [part] in found]
 
 
-def test_programs_that_other_stores_serve_wrongly_are_right(tmp_path: Path) -> None:
-    verdicts = judge(KNOWN, tmp_path, jobs=2)
-    assert verdicts.wrong == []
-    assert verdicts.broken == []
-    assert {*verdicts.recalled} == {each.name for each in KNOWN}
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """Return the remote of programs on a machine that is gone, and their results."""
@@ -170,11 +162,6 @@ def _empty(paths: list[Path]) -> None:
         path.write_bytes(b"")
 
 
-def _cut(paths: list[Path]) -> None:
-    for path in paths:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def _exchange(paths: list[Path]) -> None:
     assert len({path.stem for path in paths}) == len(paths) > 1  # all of different keys
     contents = [path.read_bytes() for path in paths]
@@ -184,13 +171,12 @@ def _exchange(paths: list[Path]) -> None:
 
 DAMAGES: dict[str, tuple[bool, Damage]] = {
     "empty frames": (True, _empty),
-    "frames cut short": (True, _cut),
     "frames of others": (True, _exchange),
     "empty graphs": (False, _empty),
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", cases(DAMAGES, nightly_ones=("empty frames",)))
 def test_a_damaged_artifact_is_a_miss(
     name: str, stored: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import builtins
 import collections
 import importlib
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import MutableSequence, Sequence
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from s3cache.features.recall.candidate import Candidate
 from s3cache.features.recall.content import ContentDescriber
-from s3cache.features.recall.questions import UNKNOWN, Question, changed, question_rows
+from s3cache.features.recall.questions import Question, changed, question_rows
 from s3cache.features.recall.sources import RefusedError, Sources
 
 
@@ -26,7 +28,7 @@ class Listed:
 
 def _rows(kind: str, *about: object) -> list[object]:
     question = Question(kind, tuple((each, None) for each in about))
-    return question_rows([(question, UNKNOWN)] * 2, Sources({}, {}), vars(builtins))
+    return question_rows([question] * 2, Sources({}, {}), vars(builtins))
 
 
 def _changed(rows: list[object]) -> str:
@@ -94,3 +96,26 @@ def test_attributes_that_c_gives_to_an_object_are_in_its_text() -> None:
     for make in (lambda n: collections.deque([1], n), lambda n: Queue([1], n), OwnError):
         some, same, other = (ContentDescriber().of(make(n)) for n in (2, 2, 3))
         assert some == same != other
+
+
+# -- the names of environment variables by which frames are compared
+
+HERE = {b"HOME": b"/root", b"ACT": b"relu"}
+
+
+def test_variables_of_torch_and_s3cache_make_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added = {b"TORCHINDUCTOR_CACHE_DIR": b"x", b"S3CACHE_JOB": b"y", b"TRITON_CACHE_DIR": b"z"}
+    texts = []
+    for table in (HERE, {**added, **HERE}, {**HERE, b"K": b"1"}):
+        monkeypatch.setattr(os.environ, "_data", table)
+        texts.append(ContentDescriber().by_single_keys(table))
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_all_names_are_compared_if_a_guard_reads_all_keys() -> None:
+    single = [["TYPE_MATCH", 3, [], {}, None], ["DICT_CONTAINS", 3, ["K"], {}, True]]
+    assert not Candidate(guards=single).takes_all_of(3)
+    assert Candidate(guards=[*single, ["DICT_KEYS_MATCH", 3, [], {}, None]]).takes_all_of(3)
+    assert Candidate(guards=single, key_order=[3]).takes_all_of(3)

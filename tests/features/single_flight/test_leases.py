@@ -13,7 +13,7 @@ import pytest
 from s3cache.errors import AccessDeniedError, StoreError, TransientError
 from s3cache.features.single_flight.leases import PREFIX, Lease, LeaseOutcome, Leases
 from s3cache.store import MemoryStore, Store, WrapperStore
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.virtual import run_virtually
 
 BOUND_S = 600.0
@@ -91,6 +91,8 @@ def bucket() -> Bucket:
 
 
 def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> None:
+    """A waiting machine asks at most once a second."""
+
     async def job() -> list[LeaseOutcome]:
         nodes = [Node(bucket, f"node {number}") for number in range(20)]
         return await asyncio.gather(*(node.compile() for node in nodes))
@@ -101,19 +103,9 @@ def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> N
     assert len(leading) == 1
     assert all(each.is_remote and each.holder == "node 0" for each in others)
     assert all(60 <= each.seconds <= 65 for each in others)
+    # The renewals, and the deletions at the end.
+    assert 19 * 60 / 3 <= len(bucket.requests) <= 19 * 66 + 60 / 5 + 200
     assert run_virtually(bucket.leases()) == []
-
-
-def test_a_waiting_machine_asks_at_most_once_a_second(bucket: Bucket) -> None:
-    async def job() -> LeaseOutcome:
-        await Node(bucket, "leader").take()
-        del bucket.requests[:]
-        return await Node(bucket, "waiter").take(bound_s=120)
-
-    assert run_virtually(job()).timed_out
-    renewals = 120 // 5
-    assert len(bucket.requests) <= 120 + renewals
-    assert len(bucket.requests) >= 120 / 3
 
 
 def test_a_lease_that_is_not_renewed_is_stolen_by_one_machine(bucket: Bucket) -> None:
@@ -134,17 +126,6 @@ def test_a_lease_that_is_not_renewed_is_stolen_by_one_machine(bucket: Bucket) ->
     others = [each for each in ended if each is not thief]
     assert all(each.is_remote and each.holder.startswith("node") for each in others)
     assert all(each.seconds <= 22 + 66 for each in others)
-
-
-def test_a_slow_machine_keeps_its_lease(bucket: Bucket) -> None:
-    async def job() -> list[LeaseOutcome]:
-        slow, other = Node(bucket, "slow"), Node(bucket, "other")
-        return [*await asyncio.gather(slow.compile(seconds=500), other.compile())]
-
-    slow, other = run_virtually(job())
-    assert slow.lease is not None
-    assert other.is_remote
-    assert other.seconds >= 500
 
 
 def test_all_machines_continue_at_once_if_nothing_lands(bucket: Bucket) -> None:
@@ -255,11 +236,11 @@ def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
     assert run_virtually(bucket.leases())
 
 
-def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
+def test_a_slow_machine_keeps_its_lease_and_tries_failed_renewals_again(bucket: Bucket) -> None:
     """Only two renewals fail in a row, not three: no machine steals the lease."""
 
     async def job() -> list[LeaseOutcome]:
-        leader = asyncio.ensure_future(Node(bucket, "leader").compile(seconds=60))
+        leader = asyncio.ensure_future(Node(bucket, "leader").compile(seconds=500))
         await asyncio.sleep(1)
         other = asyncio.ensure_future(Node(bucket, "other").compile())
         await asyncio.sleep(3)
@@ -429,7 +410,9 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("group", [0, *(pytest.param(n, marks=slow) for n in range(1, 10))])
+@pytest.mark.parametrize(
+    "group", [0, *(pytest.param(n, marks=slow if n < 4 else nightly) for n in range(1, 10))]
+)
 def test_no_machine_waits_beyond_the_bound_after_mishaps_of_the_leader(group: int) -> None:
     """60 trials per group: no machine hangs beyond the bound, and found entries are right."""
     for seed in range(60 * group, 60 * (group + 1)):

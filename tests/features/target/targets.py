@@ -61,10 +61,10 @@ def description() -> dict[str, Any]:
     return {"described": described, "refusals": refusals}
 
 
-def preload(device: dict[str, Any], other: str) -> dict[str, Any]:
+def preload(device: dict[str, Any]) -> dict[str, Any]:
     """Run processes with the library for a device; return what they find and save.
 
-    One launches a kernel while it compiles, and the other is ``other``.
+    One launches a kernel while it compiles, and another one has another torch than ``warm``.
     """
     with _library(device) as variables:
         environment = {**os.environ, **variables}
@@ -72,7 +72,7 @@ def preload(device: dict[str, Any], other: str) -> dict[str, Any]:
             [sys.executable, "-c", _ASKS], env=environment, check=True, capture_output=True
         )
         found: dict[str, Any] = json.loads(probe.stdout)
-        for what in ("launching", other):
+        for what in ("launching", "not launching", "another torch"):
             versions = {} if what == "another torch" else _versions()
             ended = subprocess.run(
                 [sys.executable, "-m", "tests.features.target.targets", what],

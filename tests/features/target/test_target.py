@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from s3cache.cli import main
+from s3cache.errors import ConfigError
+from s3cache.features.target.description import stand_in
 from tests.features.target import targets
 from tests.support.gpu import standin
 from tests.support.machines import ROOT, remote_url
@@ -23,19 +23,14 @@ needs_standin = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING
 DEVICE: dict[str, Any] = json.loads(Path(ROOT, "infra/gpu/h100.json").read_text())["device"]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return (
-        standin.machine(tmp_path_factory.mktemp("target"))
-        .run("tests.features.target.targets:description")
-        .result
-    )
-
-
+@slow
 @needs_standin
-def test_a_description_has_the_properties_that_keys_depend_on(found: Any) -> None:
-    described = found["described"]
-    h100 = standin.GPUS["H100"]
+def test_a_description_has_what_keys_depend_on_and_a_refusal_names_differences(
+    tmp_path: Path,
+) -> None:
+    job = "tests.features.target.targets:description"
+    found = standin.machine(tmp_path).run(job).result
+    described, h100 = found["described"], standin.GPUS["H100"]
     assert described["device"]["name"] == h100.name
     assert described["device"]["multi_processor_count"] == h100.multi_processor_count
     assert described["device"]["total_memory"] == h100.total_memory
@@ -45,25 +40,9 @@ def test_a_description_has_the_properties_that_keys_depend_on(found: Any) -> Non
         described["key"]
     )
     assert not {"machine.isa", "torch.cpu_capability"} & set(described["key"])
-
-
-@needs_standin
-@pytest.mark.parametrize("what", targets.CHANGES)
-def test_a_refusal_names_the_difference_with_both_values(found: Any, what: str) -> None:
-    part, name, value = targets.CHANGES[what]
-    here = found["described"][part][name]
-    assert f"{what} is {value} there and {here} here" in found["refusals"][what]
-
-
-def warm(tmp_path: Path, target: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "s3cache", "warm", "--target", target, "--", "touch", "ran"],
-        env={**os.environ, "S3CACHE_URL": remote_url(tmp_path), "HOME": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    for what, (part, name, value) in targets.CHANGES.items():
+        here = described[part][name]
+        assert f"{what} is {value} there and {here} here" in found["refusals"][what]
 
 
 @pytest.mark.parametrize(
@@ -76,41 +55,39 @@ def warm(tmp_path: Path, target: str, **environment: str) -> subprocess.Complete
     ],
 )
 def test_an_invalid_description_is_a_one_line_error_that_says_how_to_make_one(
-    tmp_path: Path, name: str, content: str | None, cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, cause: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     if content is not None:
-        (tmp_path / name).write_text(content)
-    ended = warm(tmp_path, name)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"s3cache: error: target {name}: {cause}")
+        Path(name).write_text(content)
+    with pytest.raises(ConfigError) as raised, stand_in(name):
+        pass
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith(f"target {name}: {cause}")
     assert "s3cache target > gpu.json" in line
-    assert not (tmp_path / "ran").exists()
 
 
 @needs_standin
-def test_a_build_of_torch_without_cuda_is_refused(found: Any, tmp_path: Path) -> None:
-    (tmp_path / "gpu.json").write_text(json.dumps(found["described"]))
-    ended = warm(tmp_path, "gpu.json")
-    assert ended.returncode == 2
-    assert "built without CUDA; no machine with a GPU looks up its keys" in ended.stderr
-    assert not (tmp_path / "ran").exists()
+def test_a_job_does_not_run_on_a_build_of_torch_without_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("S3CACHE_URL", remote_url(tmp_path))
+    described = {"s3cache target": 1, "versions": {"torch": "9"}, "device": {}, "key": {}}
+    Path("gpu.json").write_text(json.dumps(described))
+    assert main(["warm", "--target", "gpu.json", "--", "touch", "ran"]) == 2
+    said = capsys.readouterr().err
+    assert "built without CUDA; no machine with a GPU looks up its keys" in said
+    assert not Path("ran").exists()
 
 
 @slow
 @needs_standin
-@pytest.mark.parametrize(
-    ("other", "saves"),
-    [
-        ("not launching", {"inference": [1, {}], "training": [2, {}]}),
-        ("another torch", {"inference": [0, {}], "training": [0, {}]}),
-    ],
-)
 def test_the_library_matches_the_file_and_graphs_that_launched_are_not_saved(
-    tmp_path: Path, other: str, saves: dict[str, Any]
+    tmp_path: Path,
 ) -> None:
     machine = standin.machine(tmp_path, S3CACHE_URL=remote_url(tmp_path))
-    found = machine.run("tests.features.target.targets:preload", DEVICE, other).result
+    found = machine.run("tests.features.target.targets:preload", DEVICE).result
     assert found["name"] == DEVICE["name"]
     assert found["driver"] == DEVICE["driver"]
     assert found["processors"] == DEVICE["multi_processor_count"]
@@ -119,4 +96,5 @@ def test_the_library_matches_the_file_and_graphs_that_launched_are_not_saved(
     assert found["count"] == DEVICE["count"]
     assert found["launches"] == [0, 0, 1]
     assert found["launching"] == {"inference": [0, {"target": 1}], "training": [0, {"target": 2}]}
-    assert found[other] == saves
+    assert found["not launching"] == {"inference": [1, {}], "training": [2, {}]}
+    assert found["another torch"] == {"inference": [0, {}], "training": [0, {}]}
