@@ -238,10 +238,8 @@ class TimeLimitedSigner:
     """Waits at most ``timeout_s`` for a user's ``signer``; any thread may use it.
 
     A late signer is not called for half a minute. A call that never returns occupies a thread, and
-    the end of the program does not wait for it.
-
-    Raises:
-        ConfigError: the signer has no legal name or algorithm.
+    the end of the program does not wait for it. Raises ConfigError for an illegal name or
+    algorithm.
     """
 
     def __init__(self, signer: Signer, timeout_s: float) -> None:
@@ -278,11 +276,10 @@ def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: 
 
 def _algorithm_of(signer: Signer) -> Algorithm:
     named = getattr(signer, "algorithm", Algorithm.ED25519)
-    try:
-        return Algorithm(named)
-    except ValueError:
-        thing, fix = f"signer {signer.name!r}", "give it one of s3cache.trust.Algorithm"
-        raise ConfigError(thing, f"has algorithm {named!r}", fix) from None
+    if named not in Algorithm.__members__.values():
+        fix = "give it one of s3cache.trust.Algorithm"
+        raise ConfigError(f"signer {signer.name!r}", f"has algorithm {named!r}", fix)
+    return Algorithm(named)
 
 
 def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes, Algorithm]:
@@ -326,14 +323,12 @@ AUDIENCE: Final = "main"
 
 #: The levels, from weakest to strictest.
 TrustMode: TypeAlias = Literal["off", "prefer", "require"]
-
 #: Why an entry is not trusted; with several signatures, the last cause in this order.
 Cause: TypeAlias = Literal[
     "unsigned", "unknown-key", "other-audience", "expired", "revoked", "bad-signature"
 ]
 # Clocks differ: a signature may be this much newer than the local time.
 _SKEW_S: Final = 3600
-
 MACHINE_FILE: Final = "/etc/s3cache/trust.json"
 _MAX_FILE_BYTES: Final = 1 << 20
 _MAX_KEY_BYTES: Final = 4096  # of a key file
@@ -519,9 +514,8 @@ def read_secret(path: str) -> SigningKey:
 
     Its group may read it: secrets are mounted in this way for programs that are not root.
     """
-    thing, fix = f"signing key file {path}", f"chmod 600 {path}"
-    if may_be_a_key(path):  # a secret in place of a path
-        thing, fix = "signing key file", "chmod 600 it"
+    shown = "" if may_be_a_key(path) else f" {path}"  # a secret may be in place of a path
+    thing = f"signing key file{shown}"
     try:
         about, data = _read_file(path, _MAX_KEY_BYTES + 1)
     except OSError as exc:
@@ -529,7 +523,8 @@ def read_secret(path: str) -> SigningKey:
     if about.st_uid not in (os.geteuid(), 0):
         raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
     if stat.S_ISREG(about.st_mode) and about.st_mode & 0o027:
-        raise ConfigError(thing, f"has mode {stat.S_IMODE(about.st_mode):04o}", fix)
+        mode = f"has mode {stat.S_IMODE(about.st_mode):04o}"
+        raise ConfigError(thing, mode, f"chmod 600{shown or ' it'}")
     if not 0 < len(data) <= _MAX_KEY_BYTES or not data.isascii():
         raise ConfigError(thing, "is not a file with a key", "give the file that keygen wrote")
     return SigningKey.parse(data.decode("ascii"))
