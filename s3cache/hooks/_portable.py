@@ -28,17 +28,17 @@ _CONFIGS = "s3cache_configs"
 
 def portable(
     bundle: TritonBundle,
-    unloaded: Mapping[CachingAutotuner, CachingAutotuner],
+    copies: Mapping[CachingAutotuner, CachingAutotuner],
     places: Collection[str],
 ) -> TritonBundle:
     """Return a bundle that any machine can use, without the names of ``places``.
 
-    ``unloaded`` has copies of kernels that torch has loaded.
+    ``copies`` are unloaded copies of kernels that torch has loaded since.
     """
     autotuners = [
         dataclasses.replace(static, kernel=_without_process(kernel))
         for static in bundle.static_autotuners
-        if not internals.is_loaded(kernel := unloaded.get(static.kernel, static.kernel))
+        if not internals.is_loaded(kernel := copies.get(static.kernel, static.kernel))
     ]
     kernels = []
     for kernel in bundle.kernel_artifacts:
