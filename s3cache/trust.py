@@ -15,8 +15,7 @@ r"""Decide which entries are trusted: signatures in frames, the keys for them, a
 
 Integers are big-endian. The digest is that of the frame (:mod:`s3cache.frame`), which covers its
 version, header and sections, and so its key and variant. The statement begins with its own sizes,
-so no two statements have equal bytes. It names the audience because a key may sign for one purpose
-and not for another: a signature for ``pulls`` is void in ``main``.
+so no two statements have equal bytes. A signature for the audience ``pulls`` is void in ``main``.
 
 Ed25519 keys have the format of Nix's binary caches, and both tools can make them
 (https://nix.dev/manual/nix/latest/command-ref/new-cli/nix3-key-generate-secret)::
@@ -26,13 +25,11 @@ Ed25519 keys have the format of Nix's binary caches, and both tools can make the
 
 A shared secret is ``name:hmac-sha256:base64(32 bytes or more)`` for both.
 
-Ed25519 is libsodium's, through PyNaCl, which is imported at the first use of such a key. It takes
-half as long as OpenSSL's, lets other threads run meanwhile, and refuses values that only forgers
-use: numbers that are not reduced, keys and points of small order, keys in another form than RFC
-8032's (https://doc.libsodium.org/public-key_cryptography/public-key_signatures).
+Ed25519 is libsodium's, through PyNaCl. It takes half as long as OpenSSL's, lets other threads run
+meanwhile, and refuses values that only forgers use: numbers that are not reduced, keys and points
+of small order (https://doc.libsodium.org/public-key_cryptography/public-key_signatures).
 
-The policy comes from the settings and from the machine's own file, for its administrator. Root owns
-it, and it applies to every process::
+The policy comes from the settings and from the machine's own file, which root owns::
 
     {"trust": "require", "trusted_keys": ["main=ci:dHJ1c3Q..."], "revoked": ["3f1c..."]}
 
@@ -56,7 +53,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from s3cache.errors import ConfigError, CorruptError, TransientError, UntrustedError
 from s3cache.util.text import may_be_a_key
@@ -120,7 +117,7 @@ def check_name(thing: str, name: str) -> str:
 
 def pack(signatures: Iterable[Signature]) -> bytes:
     """Pack the signatures into a block, in order."""
-    return b"".join(each.statement + each.value for each in signatures)
+    return b"".join(signature.statement + signature.value for signature in signatures)
 
 
 def unpack(block: bytes) -> list[Signature]:
@@ -218,15 +215,14 @@ class SigningKey(_Key):
 
     def secret_text(self) -> str:
         """Return the key as text for a file that only its owner can read."""
-        return self._text(self._pair[1])
+        kind = f"{_HMAC}:" if self.algorithm is Algorithm.HMAC_SHA256 else ""
+        return f"{self.name}:{kind}{base64.b64encode(self._pair[1]).decode()}"
 
     def public_text(self) -> str:
         """Return the key for readers: the public key, or the shared secret itself."""
-        return self._text(self._pair[0])
-
-    def _text(self, key: bytes) -> str:
-        kind = f"{_HMAC}:" if self.algorithm is Algorithm.HMAC_SHA256 else ""
-        return f"{self.name}:{kind}{base64.b64encode(key).decode()}"
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            return self.secret_text()
+        return f"{self.name}:{base64.b64encode(self._pair[0]).decode()}"
 
     @functools.cached_property
     def _pair(self) -> tuple[bytes, bytes]:
@@ -242,10 +238,8 @@ class TimeLimitedSigner:
     """Waits at most ``timeout_s`` for a user's ``signer``; any thread may use it.
 
     A late signer is not called for half a minute. A call that never returns occupies a thread, and
-    the end of the program does not wait for it.
-
-    Raises:
-        ConfigError: the signer has no legal name or algorithm.
+    the end of the program does not wait for it. Raises ConfigError for an illegal name or
+    algorithm.
     """
 
     def __init__(self, signer: Signer, timeout_s: float) -> None:
@@ -265,8 +259,7 @@ class TimeLimitedSigner:
         except TransientError as exc:
             raise UntrustedError("unsigned", str(exc)) from None
         except Exception as exc:  # of any library
-            problem = f"signer {self.name!r} failed ({exc!r})"
-            raise UntrustedError("unsigned", problem) from exc
+            raise UntrustedError("unsigned", f"signer {self.name!r} failed ({exc!r})") from exc
 
 
 def generate(name: str, algorithm: Algorithm = Algorithm.ED25519) -> SigningKey:
@@ -283,11 +276,10 @@ def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: 
 
 def _algorithm_of(signer: Signer) -> Algorithm:
     named = getattr(signer, "algorithm", Algorithm.ED25519)
-    try:
-        return Algorithm(named)
-    except ValueError:
-        thing, fix = f"signer {signer.name!r}", "give it one of s3cache.trust.Algorithm"
-        raise ConfigError(thing, f"has algorithm {named!r}", fix) from None
+    if named not in Algorithm.__members__.values():
+        fix = "give it one of s3cache.trust.Algorithm"
+        raise ConfigError(f"signer {signer.name!r}", f"has algorithm {named!r}", fix)
+    return Algorithm(named)
 
 
 def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes, Algorithm]:
@@ -311,8 +303,7 @@ def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes, Algo
     return name, key, algorithm
 
 
-# A verified signature stays valid, and a process often verifies an entry twice: at the download and
-# at the lookup. Expiry and revocation are checked elsewhere.
+# A process often verifies an entry twice: at the download and at the lookup.
 @functools.lru_cache(maxsize=4096)
 def _is_signed(public: bytes, value: bytes, message: bytes) -> bool:
     from nacl.bindings import crypto_sign_open
@@ -332,19 +323,15 @@ AUDIENCE: Final = "main"
 
 #: The levels, from weakest to strictest.
 TrustMode: TypeAlias = Literal["off", "prefer", "require"]
-
 #: Why an entry is not trusted; with several signatures, the last cause in this order.
 Cause: TypeAlias = Literal[
     "unsigned", "unknown-key", "other-audience", "expired", "revoked", "bad-signature"
 ]
 # Clocks differ: a signature may be this much newer than the local time.
 _SKEW_S: Final = 3600
-
 MACHINE_FILE: Final = "/etc/s3cache/trust.json"
-
 _MAX_FILE_BYTES: Final = 1 << 20
-# A larger file is not a key file.
-_MAX_KEY_BYTES: Final = 4096
+_MAX_KEY_BYTES: Final = 4096  # of a key file
 
 
 @dataclass(frozen=True)
@@ -397,16 +384,14 @@ class Policy:
         """Return 16 hexadecimal digits that identify the level, the keys and the revocations."""
         keys = (f"{one.audience}={one.key.name}:{one.key.fingerprint}" for one in self.trusted)
         digests = (digest.hex() for digest in self.revoked_digests)
-        words = [*sorted(keys), *sorted(self.revoked_keys), *sorted(digests)]
-        return hashlib.sha256(" ".join([self.level, *words]).encode()).hexdigest()[:16]
+        words = [self.level, *sorted(keys), *sorted(self.revoked_keys), *sorted(digests)]
+        return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
 
     def check(self, digest: bytes, block: bytes) -> Signature | None:
         """Return the signature that makes an entry trusted; ``None`` if none is required.
 
-        Only its digest and the block of its signatures are known; the rest was not parsed.
-
-        Raises:
-            UntrustedError: the entry may not be used.
+        Raises UntrustedError if the entry may not be used. Only its digest and the block of its
+        signatures are known; the rest was not parsed.
         """
         if self.level == "off":
             return None
@@ -418,8 +403,7 @@ class Policy:
             raise UntrustedError("bad-signature", str(exc)) from None
         problems: dict[Cause, str] = {"unsigned": "it has no signature"}
         for signature in signatures:
-            problem = self._problem(signature, digest)
-            if problem is None:
+            if (problem := self._problem(signature, digest)) is None:
                 return signature
             problems[problem] = f"signed by {signature.signer!r} for {signature.audience!r}"
         cause = max(problems, key=get_args(Cause).index)
@@ -459,16 +443,13 @@ def policy_of(
 ) -> Policy:
     """Return the policy of the settings and the machine's file, if there is one.
 
-    A ``level`` of ``None`` is ``require`` if any key is trusted, and else ``off``.
-
-    Raises:
-        ConfigError: one of them cannot be used, or no entry could ever be used.
+    A ``level`` of ``None`` is ``require`` if any key is trusted, and else ``off``. Raises
+    ConfigError if one of them cannot be used, or no entry could ever be used.
     """
     check_name("option audience", audience)
     machine = _read_machine_file(machine_file)
-    least = cast("TrustMode | None", machine.get("trust"))
-    machine_keys = " ".join(machine.get("trusted_keys", ()))
-    if machine_keys:
+    least: TrustMode | None = machine.get("trust")
+    if machine_keys := " ".join(machine.get("trusted_keys", ())):
         # Settings cannot change the machine's keys, not even their audience.
         trusted = parse_trusted(machine_keys, audience=AUDIENCE)
         least = least or "require"
@@ -500,35 +481,32 @@ def _read_machine_file(path: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as exc:
-        problem = f"cannot be opened ({exc.strerror})"
-        raise ConfigError(thing, problem, "let all users read it") from None
+        fix = "let all users read it"
+        raise ConfigError(thing, f"cannot be opened ({exc.strerror})", fix) from None
     if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         fix = f"chown root {path}; chmod 644 {path}"
         raise ConfigError(thing, "is writable by users other than root", fix)
     try:
-        content: Any = json.loads(text)
+        content: dict[str, Any] = {**json.loads(text)}
         lists = [content.get(name, []) for name in ("trusted_keys", "revoked")]
-        is_right = (
+        if (
             content.keys() <= {"trust", "trusted_keys", "revoked"}
             and content.get("trust") in (None, *get_args(TrustMode))
             and all(isinstance(words, list) for words in lists)
             and all(isinstance(word, str) for words in lists for word in words)
-        )
-    except (AttributeError, TypeError, ValueError):
-        is_right = False
-    if not is_right:
-        fix = 'write {"trust": "off|prefer|require", "trusted_keys": [...], "revoked": [...]}'
-        raise ConfigError(thing, "has other content", fix)
-    return cast("dict[str, Any]", content)
+        ):
+            return content
+    except (TypeError, ValueError):
+        pass
+    fix = 'write {"trust": "off|prefer|require", "trusted_keys": [...], "revoked": [...]}'
+    raise ConfigError(thing, "has other content", fix)
 
 
 def signing_key_of(text: str) -> SigningKey | None:
     """Return the key of a setting: the path of a file, or the key itself, like a CI secret."""
-    if not text:
-        return None
     if ":" in text and not text.startswith(("/", ".", "~")):
         return SigningKey.parse(text)
-    return read_secret(os.path.expanduser(text))
+    return read_secret(os.path.expanduser(text)) if text else None
 
 
 def read_secret(path: str) -> SigningKey:
@@ -536,9 +514,8 @@ def read_secret(path: str) -> SigningKey:
 
     Its group may read it: secrets are mounted in this way for programs that are not root.
     """
-    thing, fix = f"signing key file {path}", f"chmod 600 {path}"
-    if may_be_a_key(path):  # a secret in place of a path
-        thing, fix = "signing key file", "chmod 600 it"
+    shown = "" if may_be_a_key(path) else f" {path}"  # a secret may be in place of a path
+    thing = f"signing key file{shown}"
     try:
         about, data = _read_file(path, _MAX_KEY_BYTES + 1)
     except OSError as exc:
@@ -546,7 +523,8 @@ def read_secret(path: str) -> SigningKey:
     if about.st_uid not in (os.geteuid(), 0):
         raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
     if stat.S_ISREG(about.st_mode) and about.st_mode & 0o027:
-        raise ConfigError(thing, f"has mode {stat.S_IMODE(about.st_mode):04o}", fix)
+        mode = f"has mode {stat.S_IMODE(about.st_mode):04o}"
+        raise ConfigError(thing, mode, f"chmod 600{shown or ' it'}")
     if not 0 < len(data) <= _MAX_KEY_BYTES or not data.isascii():
         raise ConfigError(thing, "is not a file with a key", "give the file that keygen wrote")
     return SigningKey.parse(data.decode("ascii"))

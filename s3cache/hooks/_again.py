@@ -31,12 +31,10 @@ def _new_trace(metadata: RuntimeMetadata | None = None) -> Iterator[Function[obj
         context.fw_metadata = metadata
 
     def fake(value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return mode.from_tensor(value, static_shapes=True)
+        is_tensor = isinstance(value, torch.Tensor)
+        return mode.from_tensor(value, static_shapes=True) if is_tensor else value
 
-    fake.mode = mode  # type: ignore[attr-defined]
-    with internals.tracing.get()(context):
+    with internals.tracing.get()(context), internals.inductor_state.get().set_fake_mode(mode):
         yield fake
 
 
@@ -68,7 +66,6 @@ def compile_module(
         _without_caches(options),
         internals.functorch_config.get().patch(unlift_effect_tokens=True),  # as compile_fx does
         _new_trace() as fake,
-        internals.inductor_state.get().set_fake_mode(fake.mode),  # type: ignore[attr-defined]
     ):
         fakes = [fake(value) for value in values[first:]]
         compiled = cast("Function[object]", original(mod, fakes, *args[2:], **kwargs))
@@ -126,10 +123,9 @@ def _as_serialized(entry: AOTResult) -> GraphModule:
 def deserialize_backward(original: Function[object], module: BackwardModule) -> object:
     """Rebuild the graph of a backward from its text, with a tracer that sees every operator.
 
-    Compiled autograd needs the graph of a hit. torch's own tracing of the text sees an operator
-    only if one of its direct arguments is a proxy. So it fails on ``expand(x, [6, s0])``. It also
-    runs operators without arguments from the graph at once: a backward that draws random numbers
-    would use the same numbers in every step.
+    torch's own tracing sees an operator only if one of its direct arguments is a proxy. So it fails
+    on ``expand(x, [6, s0])``. It also runs operators without arguments from the graph at once: a
+    backward that draws random numbers would use the same numbers in every step.
     """
     if module.args[0].get("_tracer_cls") is not None:
         return original(module)  # not from AOTAutograd: torch's tracer handles it
@@ -155,15 +151,13 @@ def _every_operator() -> type[Tracer]:
 
         def __torch_function__(
             self,
-            func: object,
+            func: Target,
             types: object,
             args: tuple[Argument, ...] = (),
-            kwargs: Mapping[str, Argument] | None = None,
+            kwargs: dict[str, Argument] | None = None,
         ) -> object:
             if isinstance(func, internals.operator.get()):
-                return self._tracer.create_proxy(
-                    "call_function", cast("Target", func), args, {**(kwargs or {})}
-                )
+                return self._tracer.create_proxy("call_function", func, args, kwargs or {})
             return cast("Function[object]", func)(*args, **(kwargs or {}))
 
     class EveryOperator(Tracer):

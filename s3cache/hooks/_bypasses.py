@@ -36,8 +36,7 @@ class Bypasses:
     """Counts, records and logs bypasses and failures. Any thread may use it."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._mutex = threading.Lock()
+        self._engine, self._mutex = engine, threading.Lock()
         self._warned: set[tuple[Code | str, str]] = set()
         self._failed: set[str] = set()
 
@@ -76,8 +75,8 @@ class Bypasses:
         """Count a graph that is not cached for ``reasons``, and log them.
 
         The first occurrence of a reason is a warning, with the fix. Later ones, and all after the
-        first 50 warnings, are lines at level INFO. ``error`` is the exception behind the reason
-        ``error``: a bug of ours needs a traceback.
+        first 50 warnings, are at level INFO. ``error`` is behind the reason ``error``: a bug of
+        ours needs a traceback.
         """
         self._engine.count_bypass({reason.code for reason in reasons})
         shown = reasons[:_MAX_SHOWN]
@@ -95,17 +94,11 @@ class Bypasses:
                 lines.append(f"    {reason.fix}")
         if len(reasons) > len(shown):
             lines.append(f"  and {len(reasons) - len(shown)} more")
-        codes = dict.fromkeys(
-            reason.code for reason in shown if (reason.code, reason.target) in new
-        )
+        codes = {reason.code: 0 for reason in shown if (reason.code, reason.target) in new}
         if codes:
             lines.append(f"    read on: {command(*codes)}")
-        bypasses.log(
-            logging.WARNING if new else logging.INFO,
-            "%s",
-            "\n".join(lines),
-            exc_info=error if "error" in codes else None,
-        )
+        level, cause = logging.WARNING if new else logging.INFO, error if "error" in codes else None
+        bypasses.log(level, "%s", "\n".join(lines), exc_info=cause)
 
     def note(
         self, what: str, reasons: Sequence[BypassReason], error: Exception | None = None
@@ -115,8 +108,7 @@ class Bypasses:
         if error is not None:
             self.failed(bypasses, f"{what} at the second level", error)
         else:
-            why = "; ".join(map(str, reasons))
-            bypasses.info("%s at the second level: %s", what, why)
+            bypasses.info("%s at the second level: %s", what, "; ".join(map(str, reasons)))
 
     def failed(self, log: logging.Logger, what: str, error: Exception) -> None:
         """Warn of the first failure of each kind; strict mode raises it instead."""
@@ -140,17 +132,14 @@ def _line_of(gm: GraphModule | None, reason: BypassReason) -> str:
 
 
 class Progress:
-    """Records the progress of a process if :data:`s3cache.settings.WATCHED` is set.
+    """Records when a process starts and stops compiling, and graph breaks. Any thread may compile.
 
-    It records when the process starts and stops compiling, and graph breaks. Any thread may
-    compile.
+    It is there if :data:`s3cache.settings.WATCHED` is set.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._mutex = threading.Lock()
-        self._compiling = 0
-        self._breaks = 0
+        self._engine, self._mutex = engine, threading.Lock()
+        self._compiling = self._breaks = 0
 
     def install(self, patches: Patches) -> None:
         """Begin, perhaps inside the first compile, which imports torch's compiler."""

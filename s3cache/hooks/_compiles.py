@@ -1,13 +1,9 @@
 """Compiles that we save: from the lookup that misses to the save, at both levels.
 
 Between the two, torch compiles the graph's forward and backward. With ``bundled_autograd_cache``
-torch saves both in one entry. We need this for the graphs that s3cache saves, and only for them.
-Setting the option for a program would change torch's keys, would reach one thread only, and would
-make Inductor ignore its cache of FX graphs, which is our second level. So we set it only while an
-FX graph is compiled that Inductor does not cache by itself.
-
-A compile relies on facts about the program that are not in its key. The entry stores them as
-:class:`Conditions`.
+torch saves both in one entry. Setting the option for a program would change torch's keys, would
+reach one thread only, and would make Inductor ignore its cache of FX graphs, which is our second
+level. So we set it only while an FX graph is compiled that Inductor does not cache by itself.
 
 torch's own ``save`` pickles an entry, records it for ``save_cache_artifacts``, and writes it to
 torch's directory. We intercept that write: result, kernels and description become a frame. Results
@@ -28,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled
 from s3cache.cache import Engine, NotSaved, Saved
@@ -44,7 +40,7 @@ from s3cache.graph import (
 )
 from s3cache.hooks._again import compile_graph
 from s3cache.hooks._bypasses import Bypasses
-from s3cache.hooks._first_calls import OutputDescription, describe_outputs
+from s3cache.hooks._first_calls import OutputDescription, describe_outputs, undescribed
 from s3cache.hooks._rebuild import (
     LIMITS,
     LIMITS_FIELD,
@@ -121,14 +117,12 @@ class Compile:
         sources: Sequence[object],
         inputs: Sequence[object],
         *,
-        of_threads: bool,
-        was_absent: bool = False,
+        of_threads: bool,  # whether the code depends on the number of threads
+        was_absent: bool = False,  # no tier had an entry under the key
     ) -> None:
         import torch
 
-        self.key = key
-        self.was_absent = was_absent  # no tier had an entry under the key
-        self.of_threads = of_threads  # whether the code depends on the number of threads
+        self.key, self.was_absent, self.of_threads = key, was_absent, of_threads
         self.places = storage_offsets(inputs)
         self._sources = sources
         # Sizes that are inputs: torch's entry has the guards on them.
@@ -160,8 +154,11 @@ class Compile:
             known = internals.sources_of_guard(guard)
             if known is None:
                 raise _unrecorded(f"a guard of an unknown kind ({type(guard).__name__})")
-            kind, some, others = known
-            yield kind, self._indices(some), self._indices(others)
+            try:
+                some, others = ([*map(self._sources.index, sources)] for sources in known[1:])
+            except ValueError:
+                raise _unrecorded("a guard on a value that is not an input") from None
+            yield known[0], some, others
 
     def added_sizes(self, context: TracingContext) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield the added guards on sizes that torch's entry leaves out."""
@@ -174,15 +171,8 @@ class Compile:
                 raise _unrecorded(f"a guard on a value without a name ({guard.expr})")
             yield internals.format_expression(guard.expr), named
 
-    def _indices(self, sources: Sequence[object]) -> list[int]:
-        try:
-            return [self._sources.index(source) for source in sources]
-        except ValueError:
-            raise _unrecorded("a guard on a value that is not an input") from None
 
-
-@dataclass(frozen=True)
-class TorchsCompile:
+class TorchsCompile(NamedTuple):
     """One compile that we do not save as a whole; torch saves it under ``key``, if it has one."""
 
     key: str | None
@@ -229,8 +219,6 @@ class Compiles:
     _bypasses: Bypasses
     _events: CompileEvents
     watch_graph: Function[None] = field(init=False)  # watches the first call of a graph
-    # Saved entries with code of an FX entry, by its key, until the first call of that code.
-    built_from: dict[str, list[Frame]] = field(default_factory=dict, init=False)
     # Several graphs may be compiled in one context, one after the other (DDPOptimizer), and their
     # backwards later: by AOTAutograd's number, in the order of their lookups.
     contexts: weakref.WeakKeyDictionary[TracingContext, dict[int, Compile | TorchsCompile]] = field(
@@ -251,8 +239,8 @@ class Compiles:
 
     def end(self) -> None:
         """End the compiles of other graphs: a graph is about to be looked up."""
-        context = internals.current_tracing_context.get()()
-        for compile_ in () if context is None else self.contexts.get(context, {}).values():
+        context, compiles = self._all()
+        for compile_ in compiles.values():
             if context is not None and isinstance(compile_, Compile):
                 compile_.end(context)
 
@@ -300,10 +288,13 @@ class Compiles:
             options.enter_context(functorch.patch(bundled_autograd_cache=True))
         return options is not None
 
-    def _current(self) -> tuple[TracingContext | None, Compile | TorchsCompile | None]:
+    def _all(self) -> tuple[TracingContext | None, dict[int, Compile | TorchsCompile]]:
         context = internals.current_tracing_context.get()()
-        compiles = None if context is None else self.contexts.get(context)
-        if context is None or not compiles:
+        return context, {} if context is None else self.contexts.get(context, {})
+
+    def _current(self) -> tuple[TracingContext | None, Compile | TorchsCompile | None]:
+        context, compiles = self._all()
+        if not compiles:
             return context, None
         # Like "3_backward": AOTAutograd's number of the graph.
         name = (getattr(context, internals.GRAPH_NAME, None) or ("",))[0].partition("_")[0]
@@ -315,9 +306,7 @@ class Compiles:
         return compile_ if isinstance(compile_, Compile) else None
 
     def _compile_of(self, key: str) -> Compile | None:
-        context = internals.current_tracing_context.get()()
-        compiles = {} if context is None else self.contexts.get(context, {})
-        ours = [each for each in compiles.values() if isinstance(each, Compile)]
+        ours = [each for each in self._all()[1].values() if isinstance(each, Compile)]
         return next((each for each in reversed(ours) if each.key == key), None)
 
     @around(internals.compile_fx_inner)
@@ -447,11 +436,9 @@ class Compiles:
         **kwargs: object,
     ) -> None:
         bound = inspect.signature(original).bind(key, graph, *args, **kwargs)
-        is_shared, in_directory = self._keys.is_shared(key), bool(bound.arguments["local"])
-        saving = Save(
-            level=FX, key=key, result=graph, is_shared=is_shared, in_directory=in_directory
-        )
-        if is_shared:
+        saving = Save(level=FX, key=key, result=graph, is_shared=self._keys.is_shared(key))
+        saving.in_directory = bool(bound.arguments["local"])
+        if saving.is_shared:
             bound.arguments["local"] = True  # we intercept this write, for a remote alone too
             graph._fx_graph_cache_debug_lines = []  # they are in the header of our entry
         self._run(saving, partial(original, *bound.args, **bound.kwargs))
@@ -477,27 +464,25 @@ class Compiles:
                     setattr(saving.result, LIMITS, saving.limits.where)
                     results = *others, *graphs_of(saving.result)
                     self._events.saving.tell(saving)
-                    stack.enter_context(self._kernels.portable.results(*results))
+                    stack.enter_context(self._kernels.hidden(*results))
                     saving.is_shared = True
             save()
             saving.raise_error(strict=self._engine.settings.strict)
 
     def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
         saving = self._state.current
-        write: Callable[[], None] | None = partial(original, key, content)
         # A write outside of a save comes from torch.compiler.load_cache_artifacts.
-        if isinstance(saving, Save):
-            write = write if saving.in_directory else None
-            if write is not None and saving.is_shared and self.is_in_torchs_entry():
-                write()
-                write = None
-            if saving.is_shared:
-                self._share(saving, content, write)
-                return
-        if write is not None:
+        in_directory = not isinstance(saving, Save) or saving.in_directory
+        write: Callable[[], object] = partial(original, key, content) if in_directory else tuple
+        if not isinstance(saving, Save) or not saving.is_shared:
             write()
+        elif self.is_in_torchs_entry():
+            write()
+            self._share(saving, content, otherwise=tuple)
+        else:
+            self._share(saving, content, otherwise=write)
 
-    def _share(self, saving: Save, content: bytes, otherwise: Callable[[], None] | None) -> None:
+    def _share(self, saving: Save, content: bytes, *, otherwise: Callable[[], object]) -> None:
         """Save the pickle that torch made, once Dynamo has accepted its frame.
 
         If it cannot be saved, ``otherwise`` is called.
@@ -507,8 +492,7 @@ class Compiles:
             unpickled(content)  # if this fails here, it would fail in every other process
             ready.append(decode(self._artifact(saving, content).encode(key)))
         if not ready:
-            if otherwise is not None:
-                otherwise()
+            otherwise()
             return
         (entry,) = ready
         frame, compile_ = self._state.frame, self._compile_of(key)
@@ -535,7 +519,7 @@ class Compiles:
         saving: Save,
         entry: Frame,
         write: Callable[[], Saved | NotSaved],
-        otherwise: Callable[[], None] | None,
+        otherwise: Callable[[], object],
         *,
         contains: bool,
     ) -> None:
@@ -558,11 +542,9 @@ class Compiles:
                     self._engine.record(Event("save", now, saved.elapsed_s, key, entry.size))
                     for graph in graphs_of(saving.result):
                         part = getattr(graph, "_fx_graph_cache_key", None) or ""
-                        if part in self.built_from:
-                            self.built_from[part].append(entry)
                         if contains and part in self.parts:
                             self._engine.contain(part, self.parts.pop(part))
-        if not is_saved and otherwise is not None:
+        if not is_saved:
             try:
                 otherwise()
             except Exception:  # as torch does when it writes there itself
@@ -571,31 +553,23 @@ class Compiles:
     def _artifact(self, saving: Save, content: bytes) -> Artifact:
         """Make the artifact of a compiled graph that torch has pickled as ``content``."""
         result, key = saving.result, self._keys.known(saving.key)
-        graphs = graphs_of(result)
-        conditions, where = conditions_of(result), saving.limits.where
+        graphs, limits = graphs_of(result), saving.limits
         meta: dict[str, object] = {
             "guards": result.guards_expr,
-            "relies_on": described(conditions, saving.limits.relied),
-            **({} if where is None else {LIMITS_FIELD: where}),
+            "relies_on": described(conditions_of(result), limits.relied),
             "times_ns": list(compile_ns(result)),
-            "components": {
-                name: [part.digest, part.value] for name, part in key.components.items()
-            },
+            "components": {n: [part.digest, part.value] for n, part in key.components.items()},
             "made_by": _made_by(graphs),
         }
+        if limits.where is not None:
+            meta[LIMITS_FIELD] = limits.where
         for more in self._events.describe.ask_all(saving):
             meta |= more
         if saving.level is AOT:
-            meta |= {
-                "runtime": describe(cast("AOTResult", result)),
-                "first_call": self._first_call(saving),
-            }
-        kernels = self._kernels.images_of(graphs)
-        sources = [
-            internals.strip_imports(graph.source_code)[0]
-            for graph in graphs
-            if hasattr(graph, "source_code")
-        ]
+            meta["runtime"] = describe(cast("AOTResult", result))
+            meta["first_call"] = self._first_call(saving)
+        kernels = self._kernels.images_of(graphs)  # refuses results without sources
+        sources = [internals.strip_imports(graph.source_code)[0] for graph in graphs]
         return Artifact(saving.level.name, content, kernels, meta, key.parts, sources)
 
     def _first_call(self, saving: Save) -> list[OutputDescription] | None:
@@ -603,14 +577,12 @@ class Compiles:
         outputs = None if compile_ is None else compile_.outputs
         if isinstance(outputs, NotSharableError):
             raise outputs
-        if outputs is None and FIRST_CALL in self._keys.known(saving.key).components:
-            raise NotSharableError(
-                "fakify-first-call", "the outputs of its first call are not known"
-            )
-        device = self._keys.known(saving.key).device
-        for each in outputs or ():
-            if device and each.get("device") == device:
-                each["device"] = device.partition(":")[0]  # the current one of the process
+        key = self._keys.known(saving.key)
+        if outputs is None and FIRST_CALL in key.components:
+            raise undescribed("the outputs of its first call are not known")
+        for output in outputs or ():
+            if key.device and output.get("device") == key.device:
+                output["device"] = key.device.partition(":")[0]  # the current one of the process
         return outputs
 
     @contextlib.contextmanager
@@ -618,10 +590,8 @@ class Compiles:
         """Do not share the graph if the block fails; the user's program goes on."""
         try:
             yield
-        except CorruptError as exc:
-            self._refused(saving, "entry", exc)
-        except NotSharableError as exc:
-            self._refused(saving, exc.code, exc)
+        except (CorruptError, NotSharableError) as exc:
+            self._refused(saving, exc.code if isinstance(exc, NotSharableError) else "entry", exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is
             saving.record_error(exc)
             self._bypasses.failed(logger, "a compiled graph is not shared", exc)

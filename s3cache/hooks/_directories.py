@@ -1,8 +1,7 @@
 """torch's directories: remember the hash of its source, and replace caches that are not signed.
 
-torch reads and hashes all its Python files in each process that looks up a key. We keep the hash
-with a fingerprint of names, sizes and times of the files. We also keep the list of files: listing
-hundreds of directories takes as long as reading the times of the files.
+torch reads and hashes all its Python files in each process that looks up a key, in 0.3 s. We keep
+the hash with a fingerprint of names, sizes and times of the files.
 
 Files in torch's caches are not signed: code of graphs, which torch runs if the file exists,
 libraries, kernels of Triton, profiles, and graphs that it unpickles. With ``trust="require"`` torch
@@ -16,9 +15,8 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError, StoreError
 from s3cache.hooks._state import Patches
@@ -34,15 +32,9 @@ logger = logger_of("trust")
 
 # -- torch's hash of its own source
 
-_FILE = "installation"
-_MAX_BYTES = 1 << 20  # ten times what is usual
-_SKIPPED = ("__pycache__", "lib", "include", "bin", "share")
+_MAX_BYTES = 4096
+_SKIPPED = {"__pycache__", "lib", "include", "bin", "share"}
 _SOURCES = (".py", ".so", ".cpp", ".ld")
-# Two changes within the resolution of a file system's clock have the same time.
-_SETTLED_NS = 2 * 10**9
-
-#: Directories by path: the time of the last change, and the names of the source files.
-Listing: TypeAlias = "dict[str, tuple[int, list[str]]]"
 
 
 def remember_installation(directory: str) -> None:
@@ -50,46 +42,41 @@ def remember_installation(directory: str) -> None:
 
     If the file belongs to another user, or the disk hangs, compute the hash and do not keep it.
     """
+    fingerprint = fingerprint_of(internals.torch_directory().rstrip(os.sep))
+
+    def noted(key: str) -> dict[str, object]:
+        # The digest binds the hash to the installation, and detects partial writes.
+        digest = hashlib.sha256(f"{key} {fingerprint}".encode()).hexdigest()
+        return {"key": key, "digest": digest}
+
     executor = DeadlineExecutor.of(os.path.abspath(directory))
     try:
-        before: dict[str, object] = {}
-        with contextlib.suppress(OSError, ValueError, ConfigError, StoreError):
-            before = executor.call(lambda: _read(directory))
-        listing = listing_of(internals.torch_directory().rstrip(os.sep), before.get("listing"))
-        fingerprint, key = fingerprint_of(listing), str(before.get("key"))
-        if before.get("digest") == _digest(key, fingerprint):
-            with contextlib.suppress(AssertionError, RuntimeError):  # torch has computed it
-                internals.set_key.get()(bytes.fromhex(key))
-        else:
-            key = internals.torch_key.get()().hex()
-        is_settled = max(changed for changed, _ in listing.values()) < time.time_ns() - _SETTLED_NS
-        new = {"key": key, "digest": _digest(key, fingerprint), "listing": is_settled and listing}
-        if new != before:
-            with contextlib.suppress(OSError, ConfigError, StoreError):
-                executor.call(lambda: _write(directory, json.dumps(new).encode()))
+        with contextlib.suppress(OSError, TypeError, ValueError, ConfigError, StoreError):
+            known = {**json.loads(executor.call(lambda: _read(directory)))}
+            if known == noted(key := str(known.get("key"))):
+                with contextlib.suppress(AssertionError, RuntimeError):  # torch has computed it
+                    internals.set_key.get()(bytes.fromhex(key))
+                return
+        content = json.dumps(noted(internals.torch_key.get()().hex())).encode()
+        with contextlib.suppress(OSError, ConfigError, StoreError):
+            executor.call(lambda: _write(directory, content))
     finally:
         executor.release()
-
-
-def _digest(key: str, fingerprint: str) -> str:
-    """Return a digest that binds the hash to the installation and detects partial writes."""
-    return hashlib.sha256(f"{key} {fingerprint}".encode()).hexdigest()
 
 
 @contextlib.contextmanager
 def _opened(directory: str, flags: int) -> Iterator[int]:
     place = Directory.at(directory)
-    fd = place.open_private(_FILE, flags)
+    fd = place.open_private("installation", flags)
     try:
         yield fd
     finally:
         close_unshared(fd)
 
 
-def _read(directory: str) -> dict[str, object]:
+def _read(directory: str) -> bytes:
     with _opened(directory, os.O_RDONLY) as fd:
-        known = json.loads(os.read(fd, _MAX_BYTES))
-    return known if isinstance(known, dict) else {}
+        return os.read(fd, _MAX_BYTES)
 
 
 def _write(directory: str, content: bytes) -> None:
@@ -98,42 +85,19 @@ def _write(directory: str, content: bytes) -> None:
         os.write(fd, content)
 
 
-def listing_of(root: str, known: object = None) -> Listing:
-    """Return all source files below ``root``: the ``known`` listing if it is up to date."""
-    with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):
-        kept = cast("Listing", known)
-        is_changed = (os.stat(place).st_mtime_ns != at for place, (at, _) in kept.items())
-        if root in kept and not any(is_changed):
-            return kept
-    listing: Listing = {}
-    places = [root]
-    while places:
-        place = places.pop()
-        names: list[str] = []
-        changed = os.stat(place).st_mtime_ns  # first, so that the next time sees a later change
-        with os.scandir(place) as entries:
-            for entry in entries:
-                if entry.name.endswith(_SOURCES):
-                    names.append(entry.name)
-                elif entry.name not in _SKIPPED and entry.is_dir():
-                    places.append(entry.path)
-        listing[place] = changed, sorted(names)
-    return listing
-
-
-def fingerprint_of(listing: Listing) -> str:
-    """Return a digest of names, sizes and times of all files in a listing."""
-    lines: list[str] = []
-    for place, (_, names) in sorted(listing.items()):
+def fingerprint_of(root: str) -> str:
+    """Return a digest of names, sizes and times of all source files below ``root``."""
+    lines = []
+    for place, directories, names in os.walk(root, followlinks=True):
+        directories[:] = {*directories} - _SKIPPED
         for name in names:
-            path = f"{place}{os.sep}{name}"
-            try:
-                status = os.stat(path)
-            except OSError:  # a link to nothing
-                lines.append(path)
-            else:
-                lines.append(f"{path}\0{status.st_size}\0{status.st_mtime_ns}")
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+            if name.endswith(_SOURCES):
+                state, path = None, os.path.join(place, name)
+                with contextlib.suppress(OSError):  # a link to nothing
+                    status = os.stat(path)
+                    state = status.st_size, status.st_mtime_ns
+                lines.append(f"{path} {state}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode(errors="surrogateescape")).hexdigest()
 
 
 # -- torch's caches, if only signed entries may be used
@@ -161,18 +125,13 @@ def install_lockdown(policy: str, patches: Patches) -> None:
 
     Remote profiles, and artifacts that programs load into its caches, are not used.
     """
-    name = f"s3cache-{policy}"
     with contextlib.suppress(OSError):  # another user may own the directory
         internals.cache_dir.get()()  # sets the variable first, unless it is set
+    clear_caches = internals.clear_caches.get()  # some remember the paths of their files
+    patches.callback(clear_caches)
     for variable in internals.DIRECTORIES:
-        before = os.environ.get(variable)
-        if before is None or os.path.basename(before) == name:
-            continue
-        place, forget = kept_directory(os.path.join(before, name))
-        patches.callback(forget)
-        patches.callback(internals.clear_caches.get())
-        patches.set_variable(variable, place)
-        internals.clear_caches.get()()  # some remember the paths of their files
+        _separate(variable, os.environ.get(variable), policy, patches)
+    clear_caches()
     patches.wrap(internals.populate_caches, _populate_with_nothing)
     patches.wrap(internals.remote_profiles, lambda _: None)
 
@@ -182,16 +141,27 @@ def lock_down_triton(policy: str, patches: Patches) -> None:
     try:
         from triton import knobs
 
-        before, name = knobs.cache.dir, f"s3cache-{policy}"
-        if os.path.basename(before) != name:
-            place, forget = kept_directory(os.path.join(before, name))
-            patches.callback(forget)
-            patches.set_variable("TRITON_CACHE_DIR", place)
-            if "dir" in vars(knobs.cache):  # set in Python, which overrides the variable
-                knobs.cache.dir = place
-                patches.callback(setattr, knobs.cache, "dir", before)
+        before = knobs.cache.dir
+        place = _separate("TRITON_CACHE_DIR", before, policy, patches)
+        if place and "dir" in vars(knobs.cache):  # set in Python, which overrides the variable
+            knobs.cache.dir = place
+            patches.callback(setattr, knobs.cache, "dir", before)
     except Exception:
         logger.warning("Triton may use unsigned files", exc_info=True)
+
+
+def _separate(variable: str, before: str | None, policy: str, patches: Patches) -> str | None:
+    """Set a variable to a directory for this ``policy``; return it, or None if it is set already.
+
+    It is inside of ``before``, and without that there is none.
+    """
+    name = f"s3cache-{policy}"
+    if before is None or os.path.basename(before) == name:
+        return None
+    place, forget = kept_directory(os.path.join(before, name))
+    patches.callback(forget)
+    patches.set_variable(variable, place)
+    return place
 
 
 def _populate_with_nothing(original: Function[object], _: object) -> object:

@@ -23,11 +23,10 @@ logger = logger_of("lookups")
 # -- on fake tensors
 #
 # DDPOptimizer compiles a model as several graphs and calls each once on fake tensors
-# (``fakify_first_call``). The code returns fake outputs with the strides that Inductor chose. torch
-# makes them from the traced graph, so it does not cache such graphs: a hit traces nothing. We
-# describe the outputs when the graph is compiled, and a hit makes fake outputs from the
-# description. Sizes may be expressions of the graph's symbols, which have equal names under equal
-# keys.
+# (``fakify_first_call``). torch makes the fake outputs, with the strides that Inductor chose, from
+# the traced graph, so it does not cache such graphs: a hit traces nothing. We describe the outputs
+# when the graph is compiled, and a hit makes fake outputs from the description. Sizes may be
+# expressions of the graph's symbols, which have equal names under equal keys.
 
 
 class OutputDescription(TypedDict, total=False):
@@ -51,7 +50,8 @@ class OutputDescription(TypedDict, total=False):
     requires_grad: bool
 
 
-def _undescribed(what: str) -> NotSharableError:
+def undescribed(what: str) -> NotSharableError:
+    """Return the error of a graph with outputs that an entry cannot describe."""
     return NotSharableError("fakify-first-call", what)
 
 
@@ -65,7 +65,7 @@ def describe_outputs(
     metas = *(metadata.subclass_inp_meta or ()), *(metadata.subclass_fw_graph_out_meta or ())
     is_wrapped = any(not isinstance(meta, plain) for meta in metas)
     if metadata.tokens or metadata.is_rng_op_functionalized or is_wrapped:
-        raise _undescribed("the graph's outputs are changed before the caller gets them")
+        raise undescribed("the graph's outputs are changed before the caller gets them")
     described: list[OutputDescription] = []
     objects: dict[int, int] = {}  # the index of the first output that is this object
     storages: dict[object, int] = {}  # the index of the first output in this storage
@@ -93,7 +93,7 @@ def _describe_tensor(index: int, output: object, storages: dict[object, int]) ->
         or output.is_neg()
         or output.is_quantized
     ):
-        raise _undescribed(f"output {index} is not a plain tensor")
+        raise undescribed(f"output {index} is not a plain tensor")
     described: OutputDescription = {
         "size": [_expression(size) for size in output.size()],
         "stride": [_expression(stride) for stride in output.stride()],
@@ -103,8 +103,7 @@ def _describe_tensor(index: int, output: object, storages: dict[object, int]) ->
         "requires_grad": output.requires_grad,
     }
     storage = output.untyped_storage()
-    first = storages.setdefault(storage._cdata, index)
-    if first == index:
+    if (first := storages.setdefault(storage._cdata, index)) == index:
         described["bytes"] = _expression(storage.nbytes())
     else:
         described["within"] = first
@@ -117,7 +116,7 @@ def _expression(number: object) -> str:
     if not isinstance(number, torch.SymInt):
         return str(number)
     if internals.unbacked_symbols.get()(number):
-        raise _undescribed(f"{number} is only known once the graph has run")
+        raise undescribed(f"{number} is only known once the graph has run")
     return internals.format_expression(number.node.expr)
 
 
@@ -233,7 +232,7 @@ def heal(call: FirstCall, inputs: Inputs, error: Exception, original: Function[o
     text = f"{type(error).__name__}: {error}"
     fate = call.set_aside(text, is_proven=is_proven)
     is_answered = is_proven and not has_changed and not settings.strict
-    what = f"the code of entry {call.key} raised at its first call ({text}); {fate}"
+    what = f"the code of entry {call.entry.header.key} raised at its first call ({text}); {fate}"
     then = "The graph was compiled again" if is_answered else "The error is raised"
     logger.warning("%s. %s %s", what, then, pointer("corrupt"))
     if not is_answered:
@@ -252,14 +251,9 @@ def _is_of_machine(error: Exception) -> bool:
     """Return whether the machine or its device is at fault, not code: then nothing can be tried."""
     import torch
 
-    kinds = torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
-    lacks_memory = "can't allocate memory" in str(error)
-    return (
-        isinstance(error, kinds)
-        or lacks_memory
-        or is_machine_trouble(error)
-        or is_device_trouble(error)
-    )
+    is_torchs = isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError))
+    lacks_memory = is_torchs or "can't allocate memory" in str(error)
+    return lacks_memory or is_machine_trouble(error) or is_device_trouble(error)
 
 
 def _has_reused(error: Exception, source: str) -> bool:
@@ -290,10 +284,7 @@ def _for_each_shape(
     values: Sequence[object],
     code: Function[object],
 ) -> Callable[[list[object]], object]:
-    """Return a function for further calls of a frame that Dynamo does not compile again.
-
-    ``code`` is for inputs with the shapes of ``values``.
-    """
+    """Return a function for further calls; ``code`` is for inputs with the shapes of ``values``."""
     compiled = {tuple(map(_shape_of, values)): code}
 
     def call(args: list[object]) -> object:

@@ -5,9 +5,8 @@ An entry of the first level contains both. Without one, torch looks each FX grap
 level: graphs that cannot be cached as a whole, forwards without a compiled backward, graphs that
 other programs pass to Inductor.
 
-torch's own lookups run unchanged, with their counters, trace artifacts and time-out extensions.
-They compute a key and go through the entries under it. Each entry is unpickled and its
-guards are evaluated. torch makes a callable of the first that fits. Every lookup is recorded.
+torch's own lookups run unchanged. They compute a key and go through the entries under it: each is
+unpickled and its guards are evaluated. torch makes a callable of the first that fits.
 """
 
 from __future__ import annotations
@@ -288,13 +287,7 @@ class Lookups:
             reusing=graph.source_code if reusing else "",
         )
 
-        def finish(code: Function[object]) -> None:
-            setattr(graph, internals.CALLABLE, code)
-            if lookup.level is FX:
-                self.compiles.built_from.pop(call.key, None)
-
-        if lookup.level is FX:
-            call.built = self.compiles.built_from.setdefault(call.key, [])
+        finish = partial(setattr, graph, internals.CALLABLE)
         setattr(graph, internals.CALLABLE, call.watched(function, finish))
 
     def _first_call(
@@ -304,7 +297,6 @@ class Lookups:
             FirstCall,
             engine=self._engine,
             entry=hit.entry,
-            key=str(lookup.key),
             take_back=partial(self._take_back, lookup),
             sources=[getattr(graph, "source_code", "") for graph in graphs],
             code=self._state.caller or internals.code_in_dynamo(),
@@ -403,8 +395,8 @@ class Lookups:
 
         what = "a graph without a record"
         with contextlib.suppress(ConfigError):  # nothing is recorded
-            whole = [each for each in explain().explanations if each.record.kind == "aot"]
-            what = " ".join(repr(whole[-1]).split()) if whole else what
+            for each in explain().explanations:
+                what = " ".join(repr(each).split()) if each.record.kind == "aot" else what
         raise MissError(f"on_miss is error, but this graph would be compiled: {what}")
 
     def _raise_of(self, lookup: Lookup) -> None:
@@ -541,9 +533,7 @@ class Lookups:
                 where=users_line(),
                 of_whole=of_whole,
                 rejected=() if is_hit else tuple(map(_in_words, lookup.rejected[:_MAX_REJECTED])),
-                components={
-                    n: (part.digest, part.value) for n, part in remembered.components.items()
-                },
+                components={n: (p.digest, p.value) for n, p in remembered.components.items()},
                 parts={} if is_hit else remembered.parts,
             )
             self._engine.record(record)

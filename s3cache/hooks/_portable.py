@@ -1,25 +1,18 @@
-"""Save entries without traces of this machine, and give them back to a process that loads them.
+"""Save kernels of Triton without files, directories and bound methods of this machine.
 
-An entry contains a Triton kernel without files, directories and bound methods; the machine that
-reads the entry adds its own.
+The machine that reads an entry adds its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import functools
 import json
-import sys
-import weakref
 from collections import defaultdict
-from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-from s3cache.artifact import hidden_places, hidden_source
+from s3cache.artifact import hidden_places
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -33,80 +26,39 @@ _GROUP = "__grp__"  # prefix of the file that lists the others
 _CONFIGS = "s3cache_configs"
 
 
-class Portable:
-    """Removes traces of this machine from what a session saves."""
+def portable(
+    bundle: TritonBundle,
+    copies: Mapping[CachingAutotuner, CachingAutotuner],
+    places: Collection[str],
+) -> TritonBundle:
+    """Return a bundle that any machine can use, without the names of ``places``.
 
-    def __init__(self, *, share_sources: bool = False) -> None:
-        self.share_sources = share_sources
-        # Unloaded copies of kernels from second-level entries, by the kernel that torch loads.
-        self._unloaded: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    @contextlib.contextmanager
-    def results(self, *results: object) -> Iterator[None]:
-        """Remove traces of this machine from entries and compiled graphs while the block runs.
-
-        These are places of source code, unless ``share_sources`` is set, and the paths in Triton
-        kernels. Attributes that the block sets are kept. torch alone can use such kernels too, but
-        then does not remember the fastest configuration.
-        """
-        changed: list[tuple[dict[str, object], str, object, object]] = []
-        try:
-            for result in results:
-                fields = vars(result)
-                for name, value in [*fields.items()]:
-                    hidden = value
-                    if name == internals.TRITON_BUNDLE:
-                        hidden = self.bundle(cast("TritonBundle | None", value))
-                    elif not self.share_sources:
-                        hidden = hidden_source(name, value)
-                    if hidden is not value:
-                        fields[name] = hidden
-                        changed.append((fields, name, value, hidden))
-            yield
-        finally:
-            for fields, name, value, hidden in changed:
-                if fields.get(name) is hidden:
-                    fields[name] = value
-
-    def bundle(self, bundle: TritonBundle | None) -> TritonBundle | None:
-        """Return a bundle that any machine can use."""
-        if not bundle or not bundle.kernel_artifacts:
-            return bundle
-        places = () if self.share_sources else (*installed_in(), internals.cache_dir.get()())
-        autotuners = [
-            dataclasses.replace(static, kernel=_without_process(kernel))
-            for static in bundle.static_autotuners
-            if not internals.is_loaded(kernel := self._unloaded.get(static.kernel, static.kernel))
+    ``copies`` are unloaded copies of kernels that torch has loaded since.
+    """
+    autotuners = [
+        dataclasses.replace(static, kernel=_without_process(kernel))
+        for static in bundle.static_autotuners
+        if not internals.is_loaded(kernel := copies.get(static.kernel, static.kernel))
+    ]
+    kernels = []
+    for kernel in bundle.kernel_artifacts:
+        files = [file for file in kernel.artifacts if not file.filename.endswith(_STAGES)]
+        names = {file.filename for file in files}
+        kept = [
+            dataclasses.replace(file, payload=hidden_places(_payload(file, names), *places))
+            for file in files
         ]
-        kernels = []
-        for kernel in bundle.kernel_artifacts:
-            files = [file for file in kernel.artifacts if not file.filename.endswith(_STAGES)]
-            names = {file.filename for file in files}
-            kept = [
-                dataclasses.replace(file, payload=hidden_places(_payload(file, names), *places))
-                for file in files
-            ]
-            kernels.append(dataclasses.replace(kernel, artifacts=kept))
-        return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
-
-    def keep_unloaded(self, kernel: CachingAutotuner) -> None:
-        """Keep a copy that does not change when torch loads ``kernel``."""
-        bare = _without_process(kernel)
-        bare.compile_results = [*map(copy.copy, kernel.compile_results)]
-        for result in bare.compile_results:
-            result.kernel = copy.copy(result.kernel)
-        self._unloaded[kernel] = bare
+        kernels.append(dataclasses.replace(kernel, artifacts=kept))
+    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
 
 
-@functools.cache
-def installed_in() -> tuple[str, ...]:
-    """Return directories of torch, Triton and Python, which compiled code may name."""
-    specs = filter(None, map(find_spec, ("torch", "triton")))
-    places = {str(Path(spec.origin).parent.parent) for spec in specs if spec.origin}
-    places |= {sys.prefix, sys.base_prefix}
-    return tuple(sorted(places - {"/", "/usr", "/usr/local"}, key=len, reverse=True))
+def unloaded(kernel: CachingAutotuner) -> CachingAutotuner:
+    """Return a copy that does not change when torch loads ``kernel``."""
+    bare = _without_process(kernel)
+    bare.compile_results = [*map(copy.copy, kernel.compile_results)]
+    for result in bare.compile_results:
+        result.kernel = copy.copy(result.kernel)
+    return bare
 
 
 def _payload(file: TritonFile, names: set[str]) -> bytes:

@@ -3,22 +3,21 @@
 While torch compiles, it learns more about a program than its key says. It makes Dynamo guard some
 of these facts: that two inputs are one tensor, or overlap in one storage. It writes absolute
 offsets in storages into the code, and lowers a backward under the current settings. A hit skips all
-of this. So we store the facts as :class:`Conditions` on torch's own result. They are saved wherever
-torch saves it: in our entry, in torch's directory, in the artifacts of
-``torch.compiler.save_cache_artifacts``.
+of this. So we store the facts as :class:`Conditions` on torch's own result, wherever that is saved:
+in our entry, in torch's directory, in the artifacts of ``torch.compiler.save_cache_artifacts``.
 
 A hit loads kernels without compiling them, and runs the Python code in the entry. torch alone would
 run the file with the same name. Inductor names a shared library after its source and the compiler's
 command line, which contains the paths of this installation. Here the name of a kernel depends on
 its content: source, extra flags, device and kind of binding. Everything else that changes machine
-code (ISA, ABI, Python version, torch) is in the key of the entry. A graph needs the kernels that
-its generated Python module loads.
+code (ISA, ABI, Python version, torch) is in the key of the entry.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import inspect
 import json
@@ -29,16 +28,24 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
 
-from s3cache.artifact import CONDITIONS, check_image, hidden_places, without_places
+from s3cache.artifact import (
+    CONDITIONS,
+    check_image,
+    hidden_places,
+    hidden_source,
+    without_places,
+)
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.graph import Code, settings_digest, storage_offsets
 from s3cache.hooks._again import interpreted_backward, lower_backward
-from s3cache.hooks._portable import Portable, installed_in, restore_kernel
+from s3cache.hooks._portable import portable, restore_kernel, unloaded
 from s3cache.hooks._state import CompileState, around
 from s3cache.store import Buffer, check_files, own_directory
 from s3cache.torch_api import internals
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
     from s3cache.frame import Frame
     from s3cache.torch_api.protocols import (
         AOTResult,
+        CachingAutotuner,
         CompiledGraph,
         CppLibraries,
         PythonModules,
@@ -286,7 +294,6 @@ def attach_backward(
 # bundles. Other kinds (Halide, CUTLASS, ...) need files that only a compiler creates.
 _PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
 
-
 # Messages of compiled code contain the names of source files.
 _SOURCES = b".cpp", b".h", b".hpp"
 
@@ -297,7 +304,7 @@ COMPILES_LATER = 'R"TRITON(', ')TRITON"'
 
 
 class UnusableKernelError(Exception):
-    """Raised when code of an entry is missing or does not load here."""
+    """Code of an entry is missing or does not load here."""
 
 
 class Kernels:
@@ -311,11 +318,15 @@ class Kernels:
         on_triton: Callable[[CompiledGraph], object] = lambda _: None,
     ) -> None:
         self._on_triton = on_triton  # called before a graph with kernels of Triton is loaded
-        self.portable = Portable(share_sources=share_sources)
+        self._share_sources = share_sources
         self._state = state
         self._loaded: dict[tuple[str, str], object] = {}  # from entries, by id and digest
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module loads
+        # Unloaded copies of kernels from second-level entries, by the kernel that torch loads.
+        self._unloaded: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
+            weakref.WeakKeyDictionary()
+        )
         self._loaded_as: weakref.WeakValueDictionary[str, ModuleType] = (
             weakref.WeakValueDictionary()
         )
@@ -359,7 +370,41 @@ class Kernels:
         made_in, bare = internals.cache_dir.get()(), without_places(image, *installed_in())
         if files := files_named_in(bare, made_in):
             raise _unsharable(f"it reads a file of this machine ({files[0]})")
-        return image if self.portable.share_sources else hidden_places(bare, made_in)
+        return image if self._share_sources else hidden_places(bare, made_in)
+
+    @contextlib.contextmanager
+    def hidden(self, *results: object) -> Iterator[None]:
+        """Remove traces of this machine from entries and compiled graphs while the block runs.
+
+        These are places of source code, unless ``share_sources`` is set, and the paths in Triton
+        kernels. Attributes that the block sets are kept. torch alone can use such kernels too, but
+        then does not remember the fastest configuration.
+        """
+        changed: list[tuple[dict[str, object], str, object, object]] = []
+        try:
+            for result in results:
+                fields = vars(result)
+                for name, value in [*fields.items()]:
+                    hidden = value
+                    if name == internals.TRITON_BUNDLE:
+                        hidden = self.portable(cast("TritonBundle | None", value))
+                    elif not self._share_sources:
+                        hidden = hidden_source(name, value)
+                    if hidden is not value:
+                        fields[name] = hidden
+                        changed.append((fields, name, value, hidden))
+            yield
+        finally:
+            for fields, name, value, hidden in changed:
+                if fields.get(name) is hidden:
+                    fields[name] = value
+
+    def portable(self, bundle: TritonBundle | None) -> TritonBundle | None:
+        """Return a bundle that any machine can use."""
+        if not bundle or not bundle.kernel_artifacts:
+            return bundle
+        here = () if self._share_sources else (*installed_in(), internals.cache_dir.get()())
+        return portable(bundle, self._unloaded, here)
 
     @around(internals.load_module)
     def _load_by_key_path(
@@ -371,7 +416,8 @@ class Kernels:
         *args: object,
         **kwargs: object,
     ) -> object:
-        if key not in self._modules or self._source_of(path) is not None:
+        call = self._state.rebuilding
+        if key not in self._modules or (call is not None and path in call.modules):
             # It was loaded before s3cache was enabled, or from a file.
             cls.modules_no_attr.pop(path, None)
         needed: set[str] = set()
@@ -383,11 +429,6 @@ class Kernels:
         self._loaded_as[key] = cast("ModuleType", module)
         self._modules.setdefault(key, needed)
         return module
-
-    def _source_of(self, path: str) -> str | None:
-        """Return the code for a file in the entry that is being loaded, if it has any."""
-        call = self._state.rebuilding
-        return None if call is None else call.modules.get(path)
 
     @around(internals.rebuild_module)
     def _after_deserialization(
@@ -410,19 +451,17 @@ class Kernels:
     def _reload_python_module(
         self, original: Function[ModuleType], key: str, path: str, *args: object, **kwargs: object
     ) -> ModuleType:
-        source = self._source_of(path)
-        if source is None:
+        call = self._state.rebuilding
+        if call is None or path not in call.modules:
             return original(key, path, *args, **kwargs)
+        source = call.modules[path]
         # For tracebacks: the file does not exist, or has other contents.
         linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
         module = ModuleType(f"{original.__module__}.{key}")
         vars(module).update(__file__=path, key=key)
         source, more = internals.strip_imports(source)
         vars(module).update(more)
-        call = self._state.rebuilding
-        code = None if call is None else call.code_of(source)
-        if code is None:
-            code = compile(source, path, "exec", dont_inherit=True)
+        code = call.code_of(source) or compile(source, path, "exec", dont_inherit=True)
         exec(internals.with_filename(code, path), vars(module))  # noqa: S102 - verified
         if kwargs.get("set_sys_modules", args[0] if args else True):
             sys.modules[module.__name__] = module
@@ -467,17 +506,15 @@ class Kernels:
         image = kernels[name]
         # Two entries may have different images of the same source.
         identity = name, hashlib.sha256(image).hexdigest()
-        library = self._loaded.get(identity)
-        if library is not None:
-            return library
-        try:
-            check_image(image)
-            with opened(image, name) as path:
-                library = cls._load_library(path, name)
-        except Exception as exc:
-            raise UnusableKernelError(f"kernel {name} does not load: {exc}") from exc
-        self._images[name] = image
-        return self._loaded.setdefault(identity, library)
+        if identity not in self._loaded:
+            try:
+                check_image(image)
+                with opened(image, name) as path:
+                    self._loaded[identity] = cls._load_library(path, name)
+            except Exception as exc:
+                raise UnusableKernelError(f"kernel {name} does not load: {exc}") from exc
+            self._images[name] = image
+        return self._loaded[identity]
 
     @around(internals.emit_triton_bundle)
     def _read_and_emit(
@@ -497,7 +534,7 @@ class Kernels:
                 ) from exc
         for static in bundle.static_autotuners:
             if self._state.fx_options is not None:  # a whole graph's entry may need it unloaded
-                self.portable.keep_unloaded(static.kernel)
+                self._unloaded[static.kernel] = unloaded(static.kernel)
             restore_kernel(static.kernel)
         return original(bundle, *args, **kwargs)
 
@@ -517,6 +554,15 @@ class Kernels:
                 for result in static.kernel.compile_results
             )
         return original(bundler, *args, **kwargs)
+
+
+@functools.cache
+def installed_in() -> tuple[str, ...]:
+    """Return directories of torch, Triton and Python, which compiled code may name."""
+    specs = filter(None, map(find_spec, ("torch", "triton")))
+    places = {str(Path(spec.origin).parent.parent) for spec in specs if spec.origin}
+    places |= {sys.prefix, sys.base_prefix}
+    return tuple(sorted(places - {"/", "/usr", "/usr/local"}, key=len, reverse=True))
 
 
 def has_triton(graph: CompiledGraph) -> bool:
@@ -545,8 +591,7 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
     """Yield a path ending in ``.so`` under which ``image`` can be loaded while the block runs.
 
     The bytes live in memory: they cannot be exchanged between being verified and being loaded, and
-    a ``noexec`` temporary directory, which only gets a link to them, does not matter. Nothing is
-    left behind.
+    a ``noexec`` temporary directory, which only gets a link to them, does not matter.
     """
     with contextlib.ExitStack() as undo:
         try:
@@ -575,7 +620,6 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
 # How many bytes of inputs that a graph writes to are copied at the first call of an entry.
 _MAX_COPIED = 64 << 20
 
-
 #: The result of a call or its error, and the code of the next calls; None to try it again.
 Outcome: TypeAlias = "tuple[object, Exception | None, Function[object] | None]"
 
@@ -597,10 +641,9 @@ class Inputs:
         written = {i: tensors[i] for i in tensors if mutated is None or i in mutated}
         size = sum(tensor.numel() * tensor.element_size() for tensor in written.values())
         self._written = set(written)
-        self._copies = {}
-        if not self.are_fake and size <= _MAX_COPIED:
-            kept = {i: tensor for i, tensor in written.items() if has_storage(tensor)}
-            self._copies = {i: tensor.detach().clone() for i, tensor in kept.items()}
+        may_copy = not self.are_fake and size <= _MAX_COPIED
+        kept = {i: tensor for i, tensor in written.items() if may_copy and has_storage(tensor)}
+        self._copies = {i: tensor.detach().clone() for i, tensor in kept.items()}
         self._random = torch.random.get_rng_state()
         self._of_cuda = None
         on_cuda = any(tensor.is_cuda for tensor in tensors.values())
@@ -668,31 +711,20 @@ def _state_of(tensor: Tensor) -> object:
 
 @dataclass(eq=False, kw_only=True)
 class FirstCall:
-    """What answers the first call of an entry's code if it raises; see ``_first_calls``.
-
-    Attributes:
-        key: of the entry.
-        again: compiles the graph for real inputs, without a cache; None if it is not at hand.
-        mutated: the indices of inputs that the code writes to; None if it may be any.
-        effects: whether the code has effects that must not be repeated.
-        reusing: the code, if it may write into inputs that are not needed after it.
-        code: of the frame that calls it, if Dynamo compiles that.
-        heal: returns the outcome of a call that raised.
-        built: entries of whole graphs that were saved with this code.
-    """
+    """What answers the first call of an entry's code if it raises; see ``_first_calls``."""
 
     engine: Engine
     entry: Frame
-    key: str
     take_back: Callable[[str], None]  # counts the hit as a miss
+    # Compiles the graph for real inputs, without a cache; None if it is not at hand.
     again: Callable[[Sequence[object]], Function[object]] | None
-    mutated: Sequence[int] | None
+    mutated: Sequence[int] | None  # the inputs that the code writes to; None if it may be any
     sources: Sequence[str]
-    effects: bool = False
-    reusing: str = ""
-    code: CodeType | None = None
+    effects: bool = False  # whether the code has effects that must not be repeated
+    reusing: str = ""  # the code, if it may write into inputs that are not needed after it
+    code: CodeType | None = None  # of the frame that calls it, if Dynamo compiles that
+    # Returns the outcome of a call that raised.
     heal: Callable[[FirstCall, Inputs, Exception, Function[object]], Outcome]
-    built: list[Frame] = field(default_factory=list)
 
     def watched(
         self, function: Function[object], finish: Callable[[Function[object]], None]
@@ -733,8 +765,6 @@ class FirstCall:
     def set_aside(self, why: str, *, is_proven: bool) -> str:
         """Set the entry aside; return what becomes of it. Dynamo compiles the frame again."""
         fate = self.engine.set_aside(self.entry, why, is_proven=is_proven)
-        for entry in self.built:
-            self.engine.set_aside(entry, why, is_proven=is_proven)
         self.take_back(why)
         if self.code is not None:
             internals.reset_code.get()(self.code)

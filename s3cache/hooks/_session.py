@@ -58,10 +58,10 @@ _P = ParamSpec("_P")
 class Session:
     """One cache behind torch, from :func:`enable` to :func:`disable`.
 
-    torch's compiler is not imported here: hooks are installed when the program first imports it.
-    The hooks that the cache requires are installed together, or not at all. Any other hook can fail
-    alone: a warning names the feature that is off. If torch is not supported, no hook is installed,
-    and torch's own caches are off if only signed entries may be used.
+    Hooks are installed when the program first imports torch's compiler: those that the cache
+    requires together, or not at all. Any other hook can fail alone: a warning names the feature.
+    If torch is not supported, no hook is installed, and torch's own caches are off if only
+    signed entries may be used.
     """
 
     def __init__(self, cache: Cache, *, supported: bool = True) -> None:
@@ -89,12 +89,10 @@ class Session:
             undo.callback(self._patches.close)
             undo.callback(watch_registrations(self._early_failures.append))
         if engine.policy.level == "require":
-            policy, locked = engine.policy.digest, self._locked
-            lock = partial(lock_down, policy, locked, supported=supported)
+            of_policy = engine.policy.digest, self._locked
+            lock = partial(lock_down, *of_policy, supported=supported)
             undo.callback(when_imported(internals.CODE_CACHES, lock))
-            undo.callback(
-                when_imported(internals.TRITON, partial(lock_down_triton, policy, locked))
-            )
+            undo.callback(when_imported(internals.TRITON, partial(lock_down_triton, *of_policy)))
         if supported:
             for feature in features():
                 if feature.is_used(settings):
@@ -205,10 +203,7 @@ process = Process()
 
 
 def active() -> Cache | None:
-    """Return the cache that torch.compile uses now, if any.
-
-    If the environment configures a cache, enable it now and not at the first compile.
-    """
+    """Return the cache that torch.compile uses now; enable it if the environment configures it."""
     by_torch = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
     if by_torch and "torch" not in sys.modules and is_asked():
         first_compile.wait(enable_by_environment)
@@ -252,10 +247,9 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
 
 
 def enable_by_environment() -> None:
-    """Call :func:`enable` once, if the environment configures a cache; warn if it fails.
+    """Call :func:`enable` once, if the environment configures a cache.
 
-    Raises:
-        S3CacheError: enabling failed, and the environment sets strict mode.
+    If it fails, warn, or raise the error if the environment sets strict mode.
     """
     with process.mutex:
         if process.tried_environment or process.session is not None:
@@ -337,7 +331,7 @@ def _traced(
     keys = KeyHook(process.registry, state)
 
     def load(
-        _: Function[object],
+        _: object,
         mod: Module,
         inputs: Sequence[object],
         config: AOTConfig,
@@ -388,13 +382,11 @@ def _traced(
 
 def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
     graph = getattr(mod, "graph", None)
-    count = len(graph.find_nodes(op="placeholder")) if graph is not None else None
-
-    def run(inputs: Sequence[object]) -> object:
-        # A graph module with its own parameters does not take them from the list.
-        return mod(*(inputs if count is None else inputs[len(inputs) - count :]))
-
-    return run
+    if graph is None:
+        return lambda inputs: mod(*inputs)
+    # A graph module with its own parameters does not take them from the list.
+    count = len(graph.find_nodes(op="placeholder"))
+    return lambda inputs: mod(*inputs[len(inputs) - count :])
 
 
 def backend(
@@ -413,10 +405,8 @@ def backend(
     if active() is None:
         enable_by_environment()
     # The same as ``backend="inductor"``, which checks mode and options.
-    compiled: Function[object] = internals.inductor_backend.get()(mode, options, None)(
-        gm, example_inputs
-    )
-    return compiled
+    compiler: Function[Function[object]] = internals.inductor_backend.get()(mode, options, None)
+    return compiler(gm, example_inputs)
 
 
 def _print_summary() -> None:
@@ -424,19 +414,18 @@ def _print_summary() -> None:
     cache = current_cache()
     if cache is None:
         return
-    settings = cache.settings
-    if settings.summary:
+    if cache.settings.summary:
         here, stats = launch(), cache.stats()
         with contextlib.suppress(AttributeError, OSError, ValueError):  # stderr may be missing
-            if settings.summary == "json":
+            if cache.settings.summary == "json":
                 job = {here.word: here.number or None} if here.word else {}
                 counts = {**job, "pid": os.getpid(), **stats.in_numbers()}
                 sys.stderr.write(f"{json.dumps(counts)}\n")
             else:
                 prefix = f"{here.name}: " if here.name else ""
                 sys.stderr.write(f"s3cache: {prefix}{stats.in_words()}\n")
-    if settings.metrics_file:
-        metrics.leave_textfile(settings.metrics_file, cache.stats)
+    if cache.settings.metrics_file:
+        metrics.leave_textfile(cache.settings.metrics_file, cache.stats)
 
 
 def _after_fork_in_child() -> None:

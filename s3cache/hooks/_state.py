@@ -67,10 +67,7 @@ _MARK = "s3cache_around"
 
 
 def around(*functions: Internal[F]) -> Callable[[_Method], _Method]:
-    """Mark a method as a hook: :meth:`Patches.install` replaces these functions with it.
-
-    It is called with the original function, followed by the arguments of the call.
-    """
+    """Mark a method as a hook: :meth:`Patches.install` replaces these functions with it."""
 
     def mark(method: _Method) -> _Method:
         vars(method)[_MARK] = functions
@@ -104,11 +101,12 @@ class Patches(contextlib.ExitStack):
         internals.hide(replacement)
         # Keys describe the original function, which may be the user's.
         vars(replacement)[ORIGINAL_ATTR] = original
-        undo: Callable[[], None] = partial(delattr, owner, name)  # if the owner inherits it
-        if name in vars(owner):
-            undo = partial(setattr, owner, name, vars(owner)[name])
+        is_inherited = name not in vars(owner)
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
-        self.callback(undo)
+        if is_inherited:
+            self.callback(delattr, owner, name)
+        else:
+            self.callback(setattr, owner, name, present)
 
     def set_variable(self, variable: str, value: str) -> None:
         """Set an environment variable."""
@@ -179,8 +177,7 @@ def graphs_of(result: object) -> list[CompiledGraph]:
 class CacheCall:
     """One call of torch into its cache, from start to end.
 
-    torch swallows errors of its cache. The first one is kept here, so that strict mode can raise it
-    where torch no longer swallows errors.
+    torch swallows errors of its cache. The first is kept here, for strict mode to raise it later.
     """
 
     inputs: Sequence[object] = ()  # of the graph, once its key is computed
@@ -189,7 +186,7 @@ class CacheCall:
     # Whether torch computes its own key now, because the graph has none of ours; and that key.
     alone: bool = False
     torch_key: str | None = None
-    error: Exception | None = None  # the first error
+    error: Exception | None = None
     kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if any
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
     code_of: Callable[[str], CodeType | None] = lambda _: None  # its code, compiled
@@ -334,17 +331,13 @@ class FrameCompile:
     graph of the frame. The graph of a frame that ends in an error is not saved. (DDPOptimizer
     splits a frame into several graphs. Other processes wait for each of them, so each is saved when
     the next one is looked up.)
-
-    Attributes:
-        saves: functions that save what the backend has compiled.
-        ends: functions to call once the graphs are saved, or dropped.
     """
 
     saves: list[Callable[[], object]] = field(default_factory=list)
+    # Functions to call once the graphs are saved, or dropped.
     ends: list[Callable[[], object]] = field(default_factory=list)
 
     def save(self) -> None:
-        """Save the graphs that were compiled so far."""
         try:
             while self.saves:
                 self.saves.pop(0)()
@@ -431,8 +424,8 @@ class CompileState(threading.local):
         with self.changed(options={**self.options, **(asked or {})}):
             return original(*args, **kwargs)
 
-    # A user's backend may call compile_fx or AOTAutograd with its own compilers or decompositions,
-    # which are not visible in the graph. Programs may have imported compile_fx before.
+    # A user's backend may call AOTAutograd with its own compilers or decompositions, which are not
+    # visible in the graph.
     @around(internals.aot_module)
     def _aot_module(self, original: Function[object], *args: object, **kwargs: object) -> object:
         inner = internals.inner_compiler(kwargs.get("fw_compiler"))
@@ -453,9 +446,8 @@ class CompileState(threading.local):
 
 # -- keys
 #
-# A lookup of torch begins here: ``autograd_cache_key`` checks a graph, collects its inputs and
-# digests them. Inductor does the same with each FX graph. We replace checks and digest with those
-# of :mod:`s3cache.graph`.
+# A lookup of torch begins here: ``autograd_cache_key`` checks a graph and digests it. Inductor does
+# the same with each FX graph. We replace checks and digest with those of :mod:`s3cache.graph`.
 
 # A key is needed from the lookup that misses to the save. For a backward that is compiled late,
 # many other graphs may come between.
@@ -464,11 +456,11 @@ _MAX_KEYS = 1024
 _MAX_WITH_DETAILS = 64
 
 
+@dataclass
 class Registry:
     """Registered functions of the user: their output depends only on inputs and version."""
 
-    def __init__(self) -> None:
-        self.versions: dict[str, str] = {}
+    versions: dict[str, str] = field(default_factory=dict)
 
     def add(self, function: Function[object], version: str) -> None:
         """Register ``function``; a new ``version`` makes old entries miss."""
@@ -487,11 +479,9 @@ class Registry:
         """Return the registered version, or None. An operator includes its overloads."""
         if not self.versions:
             return None
+        packet = getattr(function, "overloadpacket", function)
         version = self.versions.get(internals.name_of(function))
-        packet = getattr(function, "overloadpacket", None)
-        if version is None and packet is not None:
-            return self.versions.get(internals.name_of(packet))
-        return version
+        return version or self.versions.get(internals.name_of(packet))
 
 
 class KeyHook:
@@ -546,16 +536,14 @@ class KeyHook:
     ) -> tuple[str, list[str]]:
         """Record the key in the current call, or the reasons why the graph has none.
 
-        Without a key of ours, torch computes its own, as it would without s3cache: the graph then
-        stays in torch's caches.
+        Without a key of ours, torch computes its own: the graph then stays in torch's caches.
         """
         ask = partial(original, mod, inputs, *args, **kwargs)
         with self._calls.entered(self._calls.current or CacheCall()) as call:
             call.inputs, call.alone = inputs, False
             try:
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(self.described_passes())
-                    stack.enter_context(internals.skip_backend_init())
+                skip_init = internals.skip_backend_init()
+                with self.described_passes(), skip_init, contextlib.ExitStack() as stack:
                     if internals.makes_keys_up.get():  # it would hide why a graph has no key
                         functorch = internals.functorch_config.get()
                         stack.enter_context(functorch.patch(bypass_autograd_cache_key=False))
@@ -585,8 +573,7 @@ class KeyHook:
         if self._is_alone:
             original(gm)
             return
-        call = self._calls.current
-        inputs = () if call is None else call.inputs
+        inputs = () if self._calls.current is None else self._calls.current.inputs
         if reasons := bypass_reasons(gm, inputs, self.version_of):
             self._refuse(reasons)
         more = {**self._registry.versions, **extra_cacheable_functions(gm)}
@@ -673,8 +660,7 @@ class KeyHook:
         # The details of a whole graph have a subclass.
         if key is None or not isinstance(value, internals.fx_key_details.get()):
             return original(pickler, value)
-        components = key.components.items()
-        return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
+        return [f"[{part.digest}] {name}: {part.value}" for name, part in key.components.items()]
 
     def _refuse(self, reasons: Sequence[BypassReason]) -> NoReturn:
         if self._calls.current is not None:
@@ -703,11 +689,10 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 def users_line() -> tuple[str, int, str] | None:
     """Return file, line and function of the first frame outside of torch that called the compiler.
 
-    Frames between our caller and Dynamo belong to users' backends and do not count.
+    Frames of users' backends, which Dynamo calls, do not count.
     """
     compiler, torchs = _compiler_files()
-    line = None
-    frame = sys._getframe(1)
+    line, frame = None, sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         name = frame.f_code.co_filename
@@ -721,9 +706,7 @@ def users_line() -> tuple[str, int, str] | None:
 @functools.cache
 def _compiler_files() -> tuple[str, tuple[str, ...]]:
     torch = internals.torch_directory()
-    stdlib = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-    # Files of the standard library with frames in between.
-    between = (stdlib + "contextlib.py", stdlib + "functools.py", stdlib + "threading.py")
+    between = (str(module.__file__) for module in (contextlib, functools, threading))
     return os.path.join(torch, "_dynamo") + os.sep, (torch, _OURS, *between)
 
 

@@ -17,7 +17,6 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache.artifact import unpickled
 from s3cache.errors import is_machine_trouble
-from s3cache.hooks._portable import Portable
 from s3cache.hooks._rebuild import Kernels, NotSharableError, files_named_in, opened
 from s3cache.hooks._state import CompileState, Patches
 from tests.hooks.triton import KERNEL, bundled, emit
@@ -264,7 +263,7 @@ def static_kernel(directory: Path) -> Any:
 
 def shared(bundle: Any) -> bytes:
     graph = SimpleNamespace(_triton_bundle=bundle)
-    with Portable().results(graph):
+    with Kernels(CompileState()).hidden(graph):
         content = pickle.dumps(graph._triton_bundle)
     assert graph._triton_bundle is bundle
     return content

@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copyfile
@@ -20,7 +19,6 @@ from s3cache.hooks._directories import (
     fingerprint_of,
     install_lockdown,
     kept_directory,
-    listing_of,
     remember_installation,
 )
 from s3cache.hooks._state import Patches
@@ -337,29 +335,9 @@ def test_a_change_of_the_installation_is_seen(change: str, tmp_path: Path) -> No
     for name in ("a.py", "sub/b.py", "sub/note.txt", "lib/e.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    for place in (tmp_path, tmp_path / "sub"):
-        os.utime(place, (0, 0))
-    known = listing_of(str(tmp_path))
-    before = fingerprint_of(known)
+    before = fingerprint_of(str(tmp_path))
     (tmp_path / "sub/note.txt").write_text("no source")
     (tmp_path / "lib/e.py").write_text("nor is this one of torch's")
-    for kept in (known, None):
-        assert fingerprint_of(listing_of(str(tmp_path), kept)) == before
+    assert fingerprint_of(str(tmp_path)) == before
     CHANGES[change](tmp_path)
-    for kept in (known, None):
-        assert fingerprint_of(listing_of(str(tmp_path), kept)) != before
-
-
-def test_a_listing_is_kept_unless_a_directory_has_just_changed(
-    tmp_path: Path, given: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that is added at the same moment may not change its directory's time."""
-    listing = listing_of(internals.torch_directory().rstrip(os.sep))
-    changed = max(changed for changed, _ in listing.values())
-    for later_s, kept in ((0, False), (10, True)):
-        monkeypatch.setattr(time, "time_ns", lambda at=changed + later_s * 10**9: at)
-        path = forged(tmp_path)
-        assert bool(json.loads(path.read_bytes())["listing"]) == kept
-    monkeypatch.setattr(os, "scandir", None)
-    remember_installation(str(tmp_path))
-    assert given == [bytes(32)] * 2
+    assert fingerprint_of(str(tmp_path)) != before

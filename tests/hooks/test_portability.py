@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from s3cache import frame
-from s3cache.hooks._portable import Portable
+from s3cache.hooks._rebuild import Kernels
+from s3cache.hooks._state import CompileState
 from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
@@ -153,7 +154,7 @@ def test_stack_traces_of_cuda_graphs_are_not_shared() -> None:
         cache_linemap=[(3, TRACE)],
     )
     before = pickle.dumps(vars(graph))
-    with Portable().results(graph):
+    with Kernels(CompileState()).hidden(graph):
         graph.guards_expr = "s0 > 2"  # as torch does while it saves a graph
         shared = pickle.dumps(vars(graph))
         assert b"confidential" not in shared

@@ -1,13 +1,17 @@
 """Attacks by a user who can write to the bucket or to a tier; none of them works.
 
 Each forgery is put where a reader looks: in the bucket and in the local tier. The reader neither
-uses it nor stores it locally.
+uses it nor stores it locally. Signed frames that are changed at random are not accepted either. For
+more mutations: ``S3CACHE_TEST_MUTATIONS=1000000 make test ARGS="-k mutation"``. For a fuzzer that
+sees which code they reach: ``tests/fuzz/run.sh``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +36,9 @@ from s3cache.trust import (
     unpack,
 )
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
-from tests.support.forging import signed_by
+from tests.support.forging import Forgery, Reader, signed_by
 from tests.support.frames import seal
+from tests.support.marks import examples
 from tests.support.stores import put
 
 MAIN, PULLS = generate("ci-main"), generate("ci-pulls")
@@ -152,8 +157,7 @@ def test_no_forgery_is_used_or_stored_locally(forgery: str, tmp_path: Path) -> N
 
 def test_a_good_entry_is_used_in_each_of_these_places(tmp_path: Path) -> None:
     """So the forgeries above were refused for their content, not for their place."""
-    store = MemoryStore()
-    placed(store, GOOD_SIGNED)
+    placed(store := MemoryStore(), GOOD_SIGNED)
     assert outcome(open_engine(tmp_path, store, **READS)) == ("remote", set())
     assert outcome(open_engine(tmp_path, None, **READS)) == ("local", set())
 
@@ -194,28 +198,24 @@ def fetched(engine: Engine) -> int:
     return sum(verb.bytes_in for verb in engine.stats().remote.values())
 
 
-@pytest.mark.parametrize("first", ["squatted", "damaged", "huge"])
-def test_a_thousand_squatters_cost_a_reader_little_and_hide_no_saved_entry(
-    first: str,
-) -> None:
+def test_a_thousand_squatters_cost_a_reader_little_and_hide_no_saved_entry() -> None:
     """They have 100 MB under the reader's key; it reads a few headers, and gives up."""
-    data = {
-        "squatted": squatters(0),
-        "damaged": b"no frame",
-        "huge": bytes(entry(payload=bytes(20 << 20)).data),
-    }[first]
-    store = flooded(1_000, squatters, data)
-    with open_engine(None, store, **READS) as engine:
-        engine.lookup(KEY)
-        assert sum(engine.stats().refused.values()) == (31 if first == "damaged" else 32)
-        assert fetched(engine) < len(data) % (20 << 20) + 32 * frame.HEADER_HINT_BYTES + 4096
-    with open_engine(None, store, signing_key=MAIN.secret_text(), **READS) as writer:
-        assert isinstance(writer.save(KEY, entry(variant="ours", payload=b"ours")), Saved)
-        assert writer.flush(20).complete
-    with open_engine(None, store, **READS) as engine:
-        found = engine.lookup(KEY)
-    assert isinstance(found, Hit)
-    assert payload(found.entry) == b"ours"
+    store = flooded(1_000, squatters, b"")
+    huge = bytes(entry(payload=bytes(20 << 20)).data)
+    for data, refused in ((squatters(0), 32), (b"no frame", 31), (huge, 32)):
+        put(store, entries.first_name(KEY), data)
+        with open_engine(None, store, **READS) as engine:
+            engine.lookup(KEY)
+            assert sum(engine.stats().refused.values()) == refused
+            assert fetched(engine) < len(data) % (20 << 20) + 32 * frame.HEADER_HINT_BYTES + 4096
+        with open_engine(None, store, signing_key=MAIN.secret_text(), **READS) as writer:
+            assert isinstance(writer.save(KEY, entry(variant="ours", payload=b"ours")), Saved)
+            assert writer.flush(20).complete
+        with open_engine(None, store, **READS) as engine:
+            found = engine.lookup(KEY)
+        assert isinstance(found, Hit)
+        assert payload(found.entry) == b"ours"
+        asyncio.run(store.delete(entries.variant_name(KEY, "ours")))
 
 
 def test_downloads_of_damaged_variants_are_bounded() -> None:
@@ -231,3 +231,39 @@ def test_the_number_of_variants_that_are_tried_is_bounded() -> None:
     engine = open_engine(None, flooded(400, others, bytes(entry().data)))
     with engine, engine.candidates(KEY) as lookup:
         assert len(list(lookup)) == 257
+
+
+# -- mutations
+
+COUNT = int(os.environ.get("S3CACHE_TEST_MUTATIONS", examples(40)))
+
+
+@pytest.mark.timeout(60 + COUNT / 100)
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_no_mutation_is_accepted(algorithm: Algorithm) -> None:
+    """This includes mutations with correct digests, which any attacker can compute."""
+    reader = Reader(algorithm)
+    forgery = Forgery((*reader.good, *reader.refused), random.Random(f"{algorithm} {COUNT}"))
+    changed = 0
+    for _ in range(COUNT):
+        data = forgery.any()
+        if data not in reader.good:
+            changed += 1
+            assert reader.admitted(data) is None
+        assert reader.forgery(data) is None
+    assert changed > COUNT * 0.9
+    # A reader that accepts every signature is caught.
+    reader.judge = lambda _digest, _block: None
+    assert any(reader.forgery(forgery.any()) for _ in range(100))
+
+
+@pytest.mark.timeout(60 + COUNT / 100)
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_other_signatures_beside_a_valid_one_may_be_anything(algorithm: Algorithm) -> None:
+    """They prove nothing and take nothing away; the content is still what was signed."""
+    reader = Reader(algorithm)
+    forgery = Forgery(reader.ample, random.Random(f"{algorithm} {COUNT}"))
+    mutations = [forgery.any() for _ in range(COUNT)]
+    assert all(reader.forgery(data) is None for data in mutations)
+    changed = [data for data in mutations if data not in reader.ample]
+    assert any(reader.admitted(data) is not None for data in changed)

@@ -1,10 +1,14 @@
-"""Answers of servers that no S3 server would give do no harm, nor does the text of entries."""
+"""Answers of servers that no S3 server would give do no harm, nor does the text of entries.
+
+No message contains a possible password, even if a URL is wrong or a proxy fails.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import logging
+import traceback
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,8 +17,12 @@ import pytest
 from s3cache import errors
 from s3cache.cache import Cache, Miss
 from s3cache.cli import main
-from s3cache.errors import PermanentError, TransientError
+from s3cache.errors import ConfigError, PermanentError, S3CacheError, TransientError
+from s3cache.settings import Settings
+from s3cache.store import S3Options, S3Store
+from s3cache.trust import Algorithm, generate
 from s3cache.util.logs import Topic, logger_of
+from s3cache.util.options import kinds
 from s3cache.util.text import escape
 from tests.support.caching import KEY
 from tests.support.processes import KEYS
@@ -75,9 +83,7 @@ async def test_text_of_a_server_is_escaped_in_logs(
         options: dict[str, Any] = {**KEYS, "endpoint_url": server.url, "local": False}
         # Even on a slow machine, the answer comes before the lookup times out.
         with Cache.open("s3://bucket/p", **options, lookup_timeout_s=120.0) as cache:
-            found = cache.lookup(KEY)
-            assert isinstance(found, Miss)
-            cache.stats()
+            assert isinstance(cache.lookup(KEY), Miss)
 
     await asyncio.to_thread(look_up)
     assert caplog.records
@@ -86,35 +92,30 @@ async def test_text_of_a_server_is_escaped_in_logs(
         assert "forged line" in record.getMessage() or "AccessDenied" in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    "command", ["ls", "ls --long", "inspect", "verify", "mirror", "rm --dry-run"]
-)
 def test_metadata_forges_no_line_of_a_command(
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An entry with forged metadata has as many lines as one with good metadata."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
-    shelf = Shelf(tmp_path / "remote")
-    key = f"a{'0' * 8}-{KEY}"
-    arguments = command.split()
-    arguments += {
-        "inspect": [key, "--url", shelf.url],
-        "mirror": [shelf.url, f"file://{tmp_path}/other?create=1"],
-        "rm": ["--all", "--url", shelf.url],
-    }.get(arguments[0], ["--url", shelf.url])
-    counts = []
+    shelf, key, counts = Shelf(tmp_path / "remote"), f"a{'0' * 8}-{KEY}", list[list[int]]()
+    where = ["--url", shelf.url]
     for word in ("good", FORGED):
         shelf.add(key, torch=word, tag=word, device=word)
-        capsys.readouterr()
-        main([*arguments])
-        written = capsys.readouterr()
-        lines = (written.out + written.err).split("\n")
-        assert all(line.isprintable() for line in lines)
-        counts.append(len(lines))
-    assert counts[0] == counts[1] > 1
+        counts.append([])
+        for arguments in (
+            *(["ls", *where], ["ls", "--long", *where], ["inspect", key, *where]),
+            ["verify", *where],
+            ["rm", "--dry-run", "--all", *where],
+            ["mirror", shelf.url, f"file://{tmp_path}/{word[:4]}{len(counts)}?create=1"],
+        ):
+            capsys.readouterr()
+            main(arguments)
+            written = capsys.readouterr()
+            lines = (written.out + written.err).split("\n")
+            assert all(line.isprintable() for line in lines)
+            counts[-1].append(len(lines))
+    assert counts[0] == counts[1]
+    assert min(counts[0]) > 1
 
 
 def test_control_characters_are_escaped_in_pages() -> None:
@@ -122,10 +123,9 @@ def test_control_characters_are_escaped_in_pages() -> None:
     assert escape("<a>\u202e") == "&lt;a&gt;\\u202e"
 
 
-MIB = 1 << 20
-
 # -- bodies
 
+MIB = 1 << 20
 
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 _TOO_LONG = b"content-length: 99999999999\r\n\r\n"
@@ -185,3 +185,127 @@ async def test_a_listing_that_goes_in_circles_ends(server: ScriptedServer) -> No
     with pytest.raises(TransientError, match="circles"):
         [info async for info in server.open().list("k")]
     assert len(server.requests) == 2
+
+
+# -- secrets
+
+SECRET = "SeCrEt"
+SERVERS = [
+    f"http://user:pa/{SECRET}@host",
+    f"http://user:{SECRET}@ho\u2100st",  # not a name once it is normalized
+    f"http://[user:{SECRET}]@host",
+    f"http:user:{SECRET}@host",
+    f"http://user:{SECRET}@host/?a#b",
+]
+
+
+@pytest.mark.parametrize(
+    ("option", "server"),
+    [
+        *((option, server) for option in ("endpoint_url", "proxy") for server in SERVERS),
+        # botocore would repeat it in each message about an unreachable server.
+        ("AWS_ENDPOINT_URL_S3", SERVERS[0]),
+        ("AWS_ENDPOINT_URL_S3", f"http://user:{SECRET}@host"),
+        ("AWS_ENDPOINT_URL_S3", "http://host:port"),
+    ],
+)
+def test_an_invalid_server_url_is_not_repeated(
+    option: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: Any = {option: server} if option.islower() else {}
+    if not where:
+        monkeypatch.setenv(option, server)
+    with pytest.raises(ConfigError, match=option.removesuffix("_S3")) as raised:
+        S3Options("bucket", anonymous=True, **where)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 407 No\r\ncontent-length: 0\r\n\r\n", b"what?\r\n\r\n"]
+)
+@pytest.mark.parametrize("scheme", ["https", "http"])
+async def test_a_proxy_that_fails_is_named_without_its_password(scheme: str, answer: bytes) -> None:
+    """The password is sent to the proxy, however."""
+    heads: list[bytes] = []
+
+    async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
+        heads.append(head)
+        writer.write(answer)
+        await writer.drain()
+
+    async with raw_server(serve) as url:
+        proxy = f"http://user:{SECRET}@{url.removeprefix('http://')}"
+        server = f"{scheme}://127.0.0.1:1"
+        keys: dict[str, Any] = {"access_key": "key", "secret_key": SECRET}
+        options = S3Options("bucket", "p", endpoint_url=server, proxy=proxy, region="r", **keys)
+        store = S3Store(options)
+        with pytest.raises(Exception, match=r"p\?endpoint_url=") as raised:
+            await store.get("k")
+        await store.aclose()
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+    assert b"proxy-authorization: basic dxnlcjptzunyrxq=" in heads[0].lower()
+
+
+PROXIES = [
+    f"http://user:{SECRET}@ho\u2100st:3128",
+    f"http://user:{SECRET}@host:port",
+    f"http://user:pa/{SECRET}@host:3128",
+    f"http://[user:{SECRET}@host",
+    f"socks5://user:{SECRET}@host:1080",
+]
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_an_invalid_proxy_url_is_not_repeated(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many machines have a proxy in the environment, which only botocore reads."""
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    server = "https://s3.example"
+    store = S3Store(S3Options("bucket", endpoint_url=server, access_key="a", secret_key="b"))
+    with pytest.raises(S3CacheError) as raised:
+        await store.get("k")
+    await store.aclose()
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+#: Secrets and parts of them, as users may paste them, and the text that no message may contain.
+PASTED = [
+    (pasted, key[10:30])
+    for whole in (generate("ci", algorithm).secret_text() for algorithm in Algorithm)
+    for key in [whole.rpartition(":")[2]]
+    # A random key may begin with any character of base64, even one that cannot begin a name.
+    for pasted in (
+        whole,
+        key,
+        f"+{key[1:]}",
+        f"/{key[1:]}",
+        f"main={whole}",
+        whole[3:],
+        f"ci={key}",
+    )
+]
+
+
+@pytest.mark.parametrize(("pasted", "secret"), PASTED, ids=range(len(PASTED)))
+def test_no_message_contains_a_signing_key_given_to_any_option(
+    pasted: str, secret: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key is in the wrong option or variable, or a part of it is missing."""
+    refused = 0
+    # Messages name these places.
+    names = sorted({*kinds(Settings)} - {"url", "local_dir", "metrics_file"})
+    for number, name in enumerate(names, PASTED.index((pasted, secret))):  # each way in turn
+        by_code: dict[str, Any] = {name: pasted} if number % 2 else {}
+        with monkeypatch.context() as context:
+            if not by_code:
+                context.setenv(f"S3CACHE_{name.upper()}", pasted)
+            try:
+                with Cache.open(**{"local": False, **by_code}) as cache:
+                    message = repr(cache.settings) + repr(cache)
+            except ConfigError as exc:
+                refused += 1
+                message = "".join(traceback.format_exception(exc))
+        assert secret not in message, name
+    assert refused > 20
+    assert secret not in caplog.text

@@ -97,7 +97,7 @@ def test_no_disk_call_is_made_on_the_callers_thread(tmp_path: Path) -> None:
     assert {"open", "write", "replace"} <= calls_in(lambda: files.write("key", b"x"))
 
 
-@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["get", "delete"]))
+@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["get", "uploaded", "delete"]))
 def test_no_operation_on_a_frozen_disk_takes_long(disk: FreezableDisk, operation: str) -> None:
     """One call waits, and the others fail at once; after the thaw the tier works again."""
     tier = DiskTier(disk.path / operation, max_bytes=1 << 20, max_files=100)
@@ -115,7 +115,7 @@ def test_no_operation_on_a_frozen_disk_takes_long(disk: FreezableDisk, operation
                 tier.get("old")
     assert time.monotonic() - began < LONG_S
     tier.deadline.limit_s = LONG_S  # a busy disk may take longer than the limit for a frozen one
-    eventually(lambda: succeeds(lambda: tier.put("later", b"x")))
+    eventually(lambda: succeeds(partial(tier.put, "later", b"x")))
     assert tier.get("later") == b"x"
     assert tier.usage().files == len([*tier.objects()])
     tier.close()

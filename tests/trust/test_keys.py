@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s3cache import frame
@@ -85,27 +85,25 @@ def test_a_key_proves_only_what_its_pair_has_signed(algorithm: Algorithm) -> Non
     )
 
 
-NEUTRAL = (1).to_bytes(32, "little")
-
-
 @pytest.mark.parametrize(
-    "point",
+    "number",
     [
-        NEUTRAL,
-        (2**255 - 20).to_bytes(32, "little"),  # of order 2
-        bytes(32),  # of order 4
-        (2**255 - 18).to_bytes(32, "little"),  # the neutral point, with y not reduced
-        (2**255 + 1).to_bytes(32, "little"),  # the neutral point, with an impossible sign
-        b"\xff" * 32,
+        1,  # the neutral point
+        2**255 - 20,  # of order 2
+        0,  # of order 4
+        2**255 - 18,  # the neutral point, with y not reduced
+        2**255 + 1,  # the neutral point, with an impossible sign
+        2**256 - 1,
     ],
 )
-def test_a_key_of_small_order_proves_nothing(point: bytes) -> None:
+def test_a_key_of_small_order_proves_nothing(number: int) -> None:
     """With such a key, the signature of zero would hold for at least one message in eight."""
-    public = VerifyKey.parse(text("ci", point))
-    for beginning in {NEUTRAL, point, (2**255 - 20).to_bytes(32, "little")}:
-        forged = replace(signature(generate("ci")), value=beginning + bytes(32))
-        for number in range(64):
-            assert not public.proves(forged, number.to_bytes(32, "big"))
+    public = VerifyKey.parse(text("ci", number.to_bytes(32, "little")))
+    for beginning in {1, number, 2**255 - 20}:
+        value = beginning.to_bytes(32, "little") + bytes(32)
+        forged = replace(signature(generate("ci")), value=value)
+        for message in range(64):
+            assert not public.proves(forged, message.to_bytes(32, "big"))
 
 
 def test_keys_do_not_reveal_their_secrets() -> None:
@@ -198,7 +196,8 @@ signatures = st.sampled_from(Algorithm).flatmap(
 )
 
 
-@given(st.lists(signatures, max_size=MAX_SIGNATURES))
+@settings(max_examples=20)
+@given(st.lists(signatures, max_size=3))
 def test_packed_signatures_are_read_back(found: list[Signature]) -> None:
     assert unpack(pack(found)) == found
 
@@ -253,8 +252,6 @@ def public(key: SigningKey) -> VerifyKey:
 
 
 BOTH = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
-
-
 DIGESTS = frozenset({frame.decode(small_frame()).digest})
 
 
@@ -277,7 +274,6 @@ def cause_of(data: bytes, judged_by: Policy) -> Cause | str:
 @pytest.mark.parametrize(
     ("data", "changes", "cause"),
     [
-        (entry(MAIN), {}, "trusted"),
         (entry(STRANGER, MAIN), {}, "trusted"),
         (entry(), {}, "unsigned"),
         (entry(STRANGER), {}, "unknown-key"),
@@ -309,36 +305,31 @@ def test_which_entries_are_trusted(data: bytes, changes: dict[str, Any], cause: 
 def test_a_name_may_have_several_keys_for_rotation() -> None:
     old, new = generate("ci-main"), generate("ci-main")
     both = policy(trusted=(Trusted("main", public(old)), Trusted("main", public(new))))
-    assert {cause_of(entry(key), both) for key in (old, new)} == {"trusted"}
     revoked = replace(both, revoked_keys=frozenset({public(old).fingerprint}))
+    assert [cause_of(entry(key), both) for key in (old, new)] == ["trusted"] * 2
     assert [cause_of(entry(key), revoked) for key in (old, new)] == ["revoked", "trusted"]
 
 
 def test_trusted_keys_are_written_with_their_audience() -> None:
     text = f"{MAIN.public_text()}, pulls={PULLS.public_text()}\n main={SHARED.public_text()}"
     found = parse_trusted(text, audience="main")
-    assert [(each.audience, each.key) for each in found] == [
-        ("main", public(MAIN)),
-        ("pulls", public(PULLS)),
-        ("main", public(SHARED)),
-    ]
+    assert found == (*BOTH, Trusted("main", public(SHARED)))
     with pytest.raises(ConfigError, match="audience"):
         parse_trusted(f"a!b={MAIN.public_text()}", audience="main")
 
 
 def test_different_policies_have_different_digests() -> None:
     """It covers trusted keys, audiences and revocations, but not their order."""
-    both = f"{MAIN.public_text()} {SHARED.public_text()}"
-    texts = [both, MAIN.public_text(), f"pulls={MAIN.public_text()}"]
-    policies = [Policy("require", parse_trusted(text, audience="main")) for text in texts]
-    policies += [
-        replace(policies[0], revoked_keys=frozenset({"ab" * 16})),
-        replace(policies[0], revoked_digests=frozenset({bytes(32)})),
+    both = Policy("require", BOTH)
+    policies = [
+        both,
+        Policy("require", BOTH[:1]),
+        Policy("require", (replace(BOTH[0], audience="pulls"),)),
+        replace(both, revoked_keys=frozenset({"ab" * 16})),
+        replace(both, revoked_digests=frozenset({bytes(32)})),
     ]
     assert len({policy.digest for policy in policies}) == len(policies)
-    turned = Policy("require", policies[0].trusted[::-1])
-    assert turned.digest == policies[0].digest
-    assert replace(turned, revoked_keys=frozenset()).digest == turned.digest
+    assert Policy("require", BOTH[::-1]).digest == both.digest
 
 
 def test_a_policy_that_nothing_can_satisfy_is_refused() -> None:

@@ -1,10 +1,16 @@
-"""A policy applies wherever bytes become an entry; untrusted entries hide no trusted one."""
+"""A policy applies wherever bytes become an entry; untrusted entries hide no trusted one.
+
+Pending uploads of another process are uploaded by processes that trust them, and may write.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +18,18 @@ import pytest
 
 from s3cache import entries, frame
 from s3cache.cache import Cache, Engine, Hit, Miss, Saved
-from s3cache.errors import ConfigError
+from s3cache.errors import AccessDeniedError, ConfigError
 from s3cache.frame import Frame
 from s3cache.settings import Settings
-from s3cache.store import MemoryStore, Store
+from s3cache.store import MemoryStore, Store, WrapperStore
 from s3cache.trust import Algorithm, SigningKey, VerifyKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
 from tests.support.faulty import FaultyStore
-from tests.support.stores import put
+from tests.support.marks import slow
+from tests.support.proxy import Link, Proxy
+from tests.support.stores import GatedStore, put
 from tests.support.users import needs_users
+from tests.support.waiting import LONG_S, eventually
 
 MAIN, PULLS = generate("ci-main"), generate("ci-pulls", Algorithm.HMAC_SHA256)
 BOTH = f"{MAIN.public_text()} pulls={PULLS.public_text()}"
@@ -47,32 +56,25 @@ def stored(store: Store) -> Frame:
     return frame.decode(data)
 
 
-def outcome(engine: Engine, key: str = KEY) -> str:
-    found = engine.lookup(key)
-    return found.tier if isinstance(found, Hit) else str(found.reason)
-
-
-def read(store: MemoryStore | None, place: Path | None = None, **settings: Any) -> str:
+def read(store: Store | None, place: Path | None = None, key: str = KEY, **settings: Any) -> str:
     with open_engine(place, store, **settings) as engine:
-        return outcome(engine)
+        found = engine.lookup(key)
+    return found.tier if isinstance(found, Hit) else str(found.reason)
 
 
 def read_payload(store: MemoryStore | None, place: Path | None = None) -> bytes:
     with open_engine(place, store, **READS) as engine:
         found = engine.lookup(KEY)
-        assert isinstance(found, Hit)
-        return payload(found.entry)
+    assert isinstance(found, Hit)
+    return payload(found.entry)
 
 
 @pytest.mark.parametrize(
     ("writer", "reader", "expected"),
     [
-        (writes(), READS, "remote"),
-        ({}, {}, "remote"),
         ({}, READS, "untrusted"),
         ({}, {**READS, "trust": "off"}, "remote"),
         (writes(generate("ci-main")), READS, "untrusted"),
-        (writes(PULLS), READS, "untrusted"),
         (writes(PULLS, audience="pulls"), {"trusted_keys": BOTH}, "remote"),
         (writes(), {"trusted_keys": BOTH, "audience": "pulls"}, "untrusted"),
         (writes(signature_ttl_s=3600), READS, "remote"),
@@ -96,7 +98,7 @@ def test_a_refusal_is_counted_and_warned_of_once_but_not_raised(
     save(store, entry(), entry(OTHER))
     engine = open_engine(None, store, strict=True, **READS)
     with caplog.at_level(logging.WARNING, "s3cache"):
-        assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted"] * 2
+        assert not any(isinstance(engine.lookup(key), Hit) for key in (KEY, OTHER))
     (message,) = (record.getMessage() for record in caplog.records)
     assert message == (
         "an entry is not used: an entry is not trusted (unsigned): it has no signature "
@@ -117,8 +119,7 @@ def test_a_probe_finds_entries_without_counting_a_lookup(tmp_path: Path) -> None
     store = MemoryStore()
     save(store, entry())
     save(store, entry(OTHER), **writes())
-    engine = open_engine(tmp_path, store, **READS)
-    with engine:
+    with open_engine(tmp_path, store, **READS) as engine:
         found = [engine.probe(key) for key in (KEY, OTHER, OTHER, "0" * 32)]
         assert found == ["untrusted (1 unsigned)", "remote", "local", "absent"]
         assert (engine.stats().lookups, dict(engine.stats().refused)) == (0, {})
@@ -135,16 +136,15 @@ def test_earlier_entries_on_the_disk_are_checked_too(tmp_path: Path) -> None:
     assert read_payload(None, tmp_path) == b"signed"
 
 
-@pytest.mark.parametrize("squatted", ["first", "own", "both"])
-def test_untrusted_entries_do_not_hide_a_trusted_one(squatted: str) -> None:
+_SQUATS = entries.first_name(KEY), entries.variant_name(KEY, "v")
+
+
+@pytest.mark.parametrize("squatted", [_SQUATS[:1], _SQUATS[1:], _SQUATS])
+def test_untrusted_entries_do_not_hide_a_trusted_one(squatted: tuple[str, ...]) -> None:
     store = MemoryStore()
     ours = entry(variant="v", payload=b"ours")
-    theirs = entry(variant="v", payload=b"theirs").data
-
-    squats = {"first": entries.first_name(KEY), "own": entries.variant_name(KEY, "v")}
-    for name, place in squats.items():
-        if squatted in (name, "both"):
-            put(store, place, theirs)
+    for place in squatted:
+        put(store, place, entry(variant="v", payload=b"theirs").data)
     assert read(store, **READS) == "untrusted"
     save(store, ours, **READS, **writes())
     assert read_payload(store) == b"ours"
@@ -158,8 +158,7 @@ def test_a_process_that_claims_uploads_signs_nothing(tmp_path: Path) -> None:
     assert isinstance(gone.save(KEY, entry()), Saved)
     gone.close(0)
     store.clear()
-    with open_engine(tmp_path, store, **writes()) as claimer:
-        claimer.start()
+    with started(tmp_path, store, **writes()) as claimer:
         assert claimer.flush(20).complete
     assert stored(store.inner).signatures == b""
 
@@ -269,3 +268,116 @@ def test_an_unsafe_or_invalid_machines_file_is_an_error(
     path = machine(tmp_path / "trust.json", text, mode=mode)
     with pytest.raises(ConfigError, match=message):
         policy_of(None, "", "", audience="main", machine_file=path)
+
+
+# -- pending uploads of another process
+
+NAMES = [f"{number:032}" for number in range(5)]
+OWN = "f" * 32
+SSE_C = {"sse": "C", "sse_c_key": base64.b64encode(b"k" * 32).decode()}
+
+
+class ReadOnly(WrapperStore):
+    """A store on which these credentials may not write."""
+
+    async def put(self, *args: Any, **options: Any) -> None:
+        raise AccessDeniedError("not allowed", op="put")
+
+
+@contextmanager
+def started(place: Path, store: Store, **settings: Any) -> Iterator[Engine]:
+    """Open the engine of a process on the machine of ``place``, which looks for pending uploads."""
+    with open_engine(place, store, **settings) as engine:
+        engine.start()
+        yield engine
+
+
+def left_behind(place: Path, **settings: Any) -> None:
+    """Save ``NAMES`` in a process that ends before it uploads any of them."""
+    engine = open_engine(place, GatedStore(MemoryStore(), is_open=False), **settings)
+    assert all(isinstance(engine.save(key, entry(key)), Saved) for key in NAMES)
+    engine.close(0)
+    assert len(pending(place)) == len(NAMES)
+
+
+def pending(place: Path) -> list[str]:
+    return [path.name for path in (place / "pending").glob("*@*")]
+
+
+def test_a_reader_cannot_claim_uploads(tmp_path: Path) -> None:
+    """The next process that may write uploads the entries, except those of a living process."""
+    store, local = MemoryStore(), tmp_path / "local"
+    left_behind(local)
+    with started(local, ReadOnly(store)) as reader:
+        assert isinstance(reader.save(OWN, entry(OWN)), Saved)
+        assert not reader.flush(20).complete
+
+        def only_its_own_is_left() -> bool:
+            with started(local, store) as writer:
+                assert writer.flush(20).complete
+            (name, *others) = pending(local)
+            return not others and entries.name_prefix(OWN).rpartition("/")[2][:-1] in name
+
+        eventually(only_its_own_is_left)
+    with started(local, store) as writer:
+        assert writer.flush(20).complete
+    assert pending(local) == []
+    with open_engine(None, store) as other:
+        assert all(isinstance(other.lookup(key), Hit) for key in (*NAMES, OWN))
+
+
+def test_untrusted_pending_uploads_are_not_claimed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only their signature is read; a process that trusts the signer uploads them."""
+    ours, theirs = generate("ours"), generate("theirs")
+    store, local = MemoryStore(), tmp_path / "local"
+    left_behind(local, signing_key=theirs.secret_text())
+    with started(local, store, trusted_keys=ours.public_text()) as claimer:
+        assert isinstance(claimer.save(OWN, entry(OWN)), Saved)  # unsigned, but its own entry
+        assert claimer.flush(20).complete
+    assert caplog.text == ""
+    assert len(pending(local)) == len(NAMES)
+    both = f"{ours.public_text()} {theirs.public_text()}"
+    with started(local, store, trusted_keys=both) as successor:
+        assert successor.flush(20).complete
+    assert pending(local) == []
+
+
+@pytest.mark.parametrize(
+    "encryption",
+    [pytest.param(SSE_C, id="C"), pytest.param({"sse": "aws:kms"}, id="aws:kms", marks=slow)],
+)
+def test_an_upload_waits_for_a_process_with_the_savers_encryption(
+    proxy: Proxy,
+    url: str,
+    served_options: dict[str, str],
+    tmp_path: Path,
+    encryption: dict[str, str],
+) -> None:
+    """An SSE-C key is never on the disk, and nothing is uploaded without it."""
+    local, where = tmp_path / "local", {**served_options, "endpoint_url": proxy.url}
+
+    def opened(**options: Any) -> Cache:
+        return Cache.open(url, **{"local_dir": str(local), **where, **options})
+
+    proxy.link = Link(flows=False)
+    gone = opened(**encryption)
+    assert all(isinstance(gone.save(key, entry(key)), Saved) for key in NAMES)
+    gone.close(0)
+    proxy.heal()
+    for path in local.rglob("*"):
+        if path.is_file():
+            assert b"k" * 32 not in path.read_bytes()
+            assert SSE_C["sse_c_key"].encode() not in path.read_bytes()
+    other = base64.b64encode(b"o" * 32).decode()
+    for options in ({}, {"sse": "C", "sse_c_key": other}):
+        with opened(**options) as cache:
+            cache.save(OWN, entry(OWN))
+            assert cache.flush(LONG_S).complete
+        assert len(pending(local)) == len(NAMES)
+    with opened(**encryption) as cache:
+        assert cache.flush(LONG_S).complete
+    assert [*(local / "pending").iterdir()] == []
+    with opened(**encryption, local_dir=str(tmp_path / "other"), lookup_timeout_s=60) as cache:
+        assert all(isinstance(cache.lookup(key), Hit) for key in NAMES)

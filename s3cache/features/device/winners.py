@@ -212,7 +212,7 @@ class Winners:
                 why = left_to_measure(tuner) or "torch does not remember the winner"
                 reasons[kernel_name(tuner)] = "" if digest in settled else why
             sealed = _sealed(bundle, settled, {each: watched.launched[each] for each in tuners})
-            setattr(graph, internals.TRITON_BUNDLE, self._kernels.portable.bundle(sealed))
+            setattr(graph, internals.TRITON_BUNDLE, self._kernels.portable(sealed))
         content = pickle.dumps(result)
         unpickled(content)  # as the next process will
         left = [
