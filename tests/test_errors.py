@@ -25,7 +25,6 @@ from s3cache.errors import (
 )
 from s3cache.util.logs import Problems
 from s3cache.util.text import sections_on
-from tests.support.scripts import python
 
 ERRORS = [
     (ConfigError("option x", "is bad", "use y"), "option x: is bad; use y"),

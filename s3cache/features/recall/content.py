@@ -24,6 +24,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, KeysView, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakKeyDictionary
 
 from s3cache.features.recall import names
 from s3cache.graph import (
@@ -464,20 +465,24 @@ def _attributes(value: Any) -> list[str]:
     return own
 
 
-@functools.lru_cache(maxsize=1024)
+_members: WeakKeyDictionary[type, list[tuple[str, Any]]] = WeakKeyDictionary()
+
+
 def _members_in_c(kind: type) -> list[tuple[str, Any]]:
     """Return the attributes that classes in C give to their objects, such as ``deque.maxlen``.
 
     Dynamo has no source for them. It has one for each slot of a class in Python.
     """
-    return [
-        (name, member)
-        for base in kind.__mro__
-        for name, member in vars(base).items()
-        if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType))
-        and not name.startswith("__")
-        and "__slots__" not in vars(base)
-    ]
+    if kind not in _members:
+        _members[kind] = [
+            (name, member)
+            for base in kind.__mro__
+            for name, member in vars(base).items()
+            if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType))
+            and not name.startswith("__")
+            and "__slots__" not in vars(base)
+        ]
+    return _members[kind]
 
 
 def plain_content(value: object) -> str:
