@@ -59,3 +59,10 @@ def _execute(
             del sys.modules[name]
         elif name in sys.modules:  # it was needed at once
             names.update({k: sys.modules[name] for k, v in names.items() if v is stand_in})
+    # The rest of the import, for those who notice what torch imports.
+    rest, get_code = compile("", code.co_filename, "exec"), loader.get_code
+    loader.get_code = lambda _: rest  # type: ignore[assignment, method-assign]
+    try:
+        execute(module)
+    finally:
+        loader.get_code = get_code  # type: ignore[method-assign]
