@@ -90,7 +90,8 @@ def test_readers_use_what_was_agreed_and_add_nothing(job: Job) -> None:
     job.start()
     assert [job.start(**read_only)["recalled"] for _ in range(2)] == [0, 0]
     job.start()
-    assert job.start(**read_only)["recalled"] == 1
+    last = job.start(**read_only)
+    assert last["recalled"] == 1, last
 
 
 #: What both rules would have to miss, for a canary to find it.
