@@ -240,6 +240,9 @@ class Span(_Event[P, contextlib.AbstractContextManager[object]]):
     @contextlib.contextmanager
     def around(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[None]:
         """Enter the contexts of all subscribers."""
+        if not self._subscribed:
+            yield
+            return
         with contextlib.ExitStack() as stack:
             for function in [*self._subscribed]:
                 if (context := self._call(function, *args, **kwargs)) is not None:

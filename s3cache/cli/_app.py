@@ -57,7 +57,7 @@ def _version(is_asked: bool) -> None:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    Output(json=False).table(versions.items())
+    Output(json=False).table((), versions.items())
     raise typer.Exit
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import heapq
 import itertools
+import math
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -39,19 +42,26 @@ if TYPE_CHECKING:
     from s3cache.frame import Head
     from s3cache.trust import Policy
 
+_Order: TypeAlias = Literal["age", "key", "kind", "size", "torch"]
+_Group: TypeAlias = Literal["age", "device", "kind", "signer", "size", "tag", "torch"]
+
 # -- listing
 
 # Sort keys; the smallest comes first.
-_ORDERS: dict[str, Callable[[manage.Item], Any]] = {
+_ORDERS: dict[_Order, Callable[[manage.Item], Any]] = {
     "age": lambda item: -item.modified,
     "key": lambda item: (item.key, item.name),
     "kind": lambda item: (item.values("kind"), item.key),
     "size": lambda item: -item.size,
     "torch": lambda item: (item.values("torch"), item.key),
 }
-_Order: TypeAlias = Literal["age", "key", "kind", "size", "torch"]
-_SORTED_AT_MOST = 1000  # entries that sorting keeps in memory, unless a limit is given
-# Columns of `--long`, and their widths.
+# How many entries sorting keeps in memory, unless a limit is given.
+_SORTED_AT_MOST = 1000
+_DAY_S = 86400
+# Groups by age in days, or size in MiB: an entry is in the first group with a larger bound.
+_AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": math.inf}
+_SIZES = {"below 1 MiB": 1, "below 16 MiB": 16, "below 256 MiB": 256, "256 MiB or more": math.inf}
+# The columns of `--long`, and their widths.
 _LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
 
 
@@ -89,7 +99,7 @@ def ls(
 
 
 def _item_text(item: manage.Item, long: bool) -> str:
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    units = (("d", _DAY_S), ("h", 3600), ("min", 60), ("s", 1))
     unit, length = next((row for row in units if item.age_s >= row[1]), units[-1])
     age = f"{max(item.age_s, 0) / length:.0f} {unit}"
     cells = [f"{size_text(item.size):>10}", f"{age:>6}"]
@@ -102,12 +112,54 @@ def _item_text(item: manage.Item, long: bool) -> str:
     return "  ".join(cells)
 
 
-def stats(where: Where, out: Output) -> None:
+def stats(
+    filters: Filters,
+    where: Where,
+    out: Output,
+    by: _Group | None = Option(
+        None, help="Sum up by group; all but age and size read each entry's header."
+    ),
+) -> int:
     """Count the entries in the remote and in the local tier, and pending uploads.
 
-    With --local, count the local tier only. Processes that compile count their own hits and misses,
-    and print them at the end with S3CACHE_SUMMARY=1.
+    With --local, count the local tier only. With --by or a condition, sum up the number and the
+    size of entries in the remote (with --local, in the local tier) by group, else by age, largest
+    sum first. Processes that compile count their own hits and misses, and print them at the end
+    with S3CACHE_SUMMARY=1.
     """
+    if by is None and filters.selection == manage.Selection():
+        _show_totals(where, out)
+        return 0
+    by = by or "age"
+    counts, sizes = Counter[str](), Counter[str]()
+    with where.open() as place, out.progress("entries") as advance:
+        scan = manage.Scan(place, filters.selection, headers=by not in ("age", "size"))
+        for item in items_of(scan):
+            name = _group_of(item, by)
+            counts[name] += 1
+            sizes[name] += item.size
+            advance()
+    rows = sorted(((n, counts[n], sizes[n]) for n in counts), key=lambda row: (-row[2], row[0]))
+    count, size = counts.total(), sizes.total()
+    code = note_missing(out, scan)
+    if out.json:
+        groups = [{by: name, "entries": n, "bytes": total} for name, n, total in rows]
+        sums = {"by": by, "groups": groups, "entries": count, "bytes": size}
+        out.record({**sums, "absent": scan.absent})
+    else:
+        rows.append(("all", count, size))
+        out.table([by, ">entries", ">size"], [(name, n, size_text(sum_)) for name, n, sum_ in rows])
+    return code
+
+
+def _group_of(item: manage.Item, by: _Group) -> str:
+    if by in ("age", "size"):
+        bounds, value = (_AGES, item.age_s / _DAY_S) if by == "age" else (_SIZES, item.size / 2**20)
+        return next(name for name, bound in bounds.items() if value < bound)
+    return "(not readable)" if item.about is None else " ".join(item.values(by)) or "(none)"
+
+
+def _show_totals(where: Where, out: Output) -> None:
     totals: dict[str, Any] = {}
     settings, _ = Settings.load(where.url)
     if settings.local:
@@ -127,7 +179,8 @@ def stats(where: Where, out: Output) -> None:
         return
     for tier, counts in totals.items():
         out.line(f"{tier}:")
-        out.table((f"  {n}", size_text(v) if "bytes" in n else v) for n, v in counts.items())
+        texts = {n: size_text(value) if "bytes" in n else value for n, value in counts.items()}
+        out.table((), [(f"  {name}", text) for name, text in texts.items()])
 
 
 def _totals(place: manage.EntryLocation) -> dict[str, int]:
@@ -157,13 +210,17 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     return finish(out, scan, result, summary, trust=place.policy.level)
 
 
+# The URL of an object: the URL of its store, its name, and options.
+_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]/[^/?]+)(\?.*)?")
+
+
 def inspect(
     where: Where,
     out: Output,
     target: str = Argument(
         ...,
-        metavar="KEY|FILE",
-        help="A key or the beginning of one, or a file.",
+        metavar="KEY|FILE|URL",
+        help="A key or the beginning of one, a file, or the URL of an object.",
     ),
 ) -> int:
     """Show the content of an entry: key, guards, kernels, times, signatures, its graph.
@@ -173,7 +230,7 @@ def inspect(
     """
     from s3cache import frame
 
-    if os.sep in target or os.path.isfile(target):
+    if "://" not in target and (os.sep in target or os.path.isfile(target)):
         if not (os.path.isfile(target) and os.access(target, os.R_OK)):  # a pipe would block
             problem = "cannot be read, or is not a regular file"
             raise ConfigError(f"file {target}", problem, "give another file")
@@ -181,9 +238,13 @@ def inspect(
             header = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))
         _show(out, target, header, Settings.load()[0].trust_policy())
         return 0
+    part = _OBJECT.fullmatch(target)
+    if part is None and "://" in target:
+        fix = "give SCHEME://.../v1/3/KEY.0, or a key and --url"
+        raise ConfigError("the URL", "is not the URL of an entry", fix)
     code = 1
-    with where.open() as place:
-        for name in sorted(_names_of(place, target)):
+    with manage.open_place(part[1] + (part[3] or "")) if part else where.open() as place:
+        for name in sorted([part[2]] if part else _names_of(place, target)):
             if (head := until_done(manage.read_head(place.store, name))) is not None:
                 _show(out, name, head, place.policy)
                 code = 0
@@ -248,7 +309,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             rows += ((f"section {part['name']}", size_text(part["size"])) for part in value)
         else:
             rows.append((title, value))
-    out.table((n, (v or "-") if isinstance(v, str) else json_text(v)) for n, v in rows)
+    out.table((), [(n, (v or "-") if isinstance(v, str) else json_text(v)) for n, v in rows])
 
 
 def _verdict(head: Head, policy: Policy) -> str:
@@ -304,6 +365,8 @@ def push(
             report = cache.flush(timeout)
         with manage.open_place(url, in_tier=True) as local:
             scan, result = _copy(out, local, remote, filters.selection)
+            for other, count in until_done(local.left_for_others()).items():
+                out.note(f"uploads that wait for another URL, {other}: {count}")
     if report.error is not None and report.remaining:
         result.fail(f"{report.remaining} pending uploads", report.error)
     return finish(out, scan, result, _COPIED)
@@ -364,20 +427,26 @@ def rm(
     --keep or --all: the entries that meet all conditions are only counted, unless --delete is
     given. Needs credentials that may delete. Other machines keep copies in their local tiers.
     --keep bounds the size of a bucket, or of the local tier: the entries with the oldest change (in
-    the local tier: use) are removed first. A lifecycle rule of the bucket removes by age.
+    the local tier: use) are removed first. A lifecycle rule of the bucket removes by age. Only this
+    machine's hits are known: use --never-hit with --older or --local.
     """
     chosen = _chosen(filters, keys)
     is_by_key = filters.selection == manage.Selection() and keep is None and not everything
     if is_by_key and not keys:
         fix = "give some, or one such as --older 90d, or --all"
         raise ConfigError("s3cache rm", "has no key and no condition", fix)
+    if chosen.never_hit is not None and chosen.older < 0 and not where.local:
+        cause = "only knows this machine's hits"
+        raise ConfigError("option --never-hit", cause, "give --older 30d, too")
+    if keep is not None:
+        with where.open() as place:
+            scan = manage.Scan(place, chosen)
+            age_s = until_done(manage.age_beyond(scan, size_bytes("--keep", keep)))
+        chosen = replace(chosen, older=max(chosen.older, age_s))
     with where.open() as place:
         if chosen.untrusted and place.policy.level == "off":
-            raise ConfigError("option --untrusted", "needs a trusted key", "set trusted_keys")
-        if keep is not None:
-            most = size_bytes("--keep", keep)
-            age_s = until_done(manage.age_beyond(manage.Scan(place, chosen), most))
-            chosen = replace(chosen, older=max(chosen.older, age_s))
+            cause = "needs a trusted key"
+            raise ConfigError("option --untrusted", cause, "set trusted_keys")
         scan = manage.Scan(place, chosen)
         if not (is_by_key if delete is None else delete):
             return _count(out, scan, "omit --dry-run" if is_by_key else "give --delete")

@@ -54,6 +54,7 @@ def run(
 _ENDS = {
     "itself": "ended by itself",
     "quiet": "was ended: it compiled nothing more (--quiet)",
+    "graphs": "was ended: it compiled enough graphs (--graphs)",
     "timeout": "was ended: it timed out (--timeout)",
     "interrupted": "was ended: interrupted",
 }
@@ -70,6 +71,7 @@ def check(
     module: bool = MODULE,
     command: bool = COMMAND,
     quiet: str = option("TIME", "End it after this time without a compile; 0: never.", "30s"),
+    graphs: int | None = Option(None, metavar="N", help="End it after this many graphs.", min=1),
     timeout: str = option("TIME", "End it after this time in any case; 0: never.", "2h"),
 ) -> int:
     """Run a program, and report for each graph that it compiles whether it can be cached.
@@ -87,6 +89,7 @@ def check(
         arguments_of(program, module=module, command=command),
         quiet_s=duration_s("--quiet", quiet) or float("inf"),
         timeout_s=duration_s("--timeout", timeout) or float("inf"),
+        graphs=graphs or float("inf"),
         to_stderr=out.json,
     )
     if out.json:
@@ -244,16 +247,17 @@ def report(
         processes = f", {processes_in_words(job)}" if len(job) > 1 or job[0].process else ""
         count = sum(insight.is_counted(record) for process in job for record in process.records)
         out.line(f"{job[0].name}: {job[0].program}{processes}, {counted(count, 'lookup')}")
-    rows = ((insight.name_of(*which), count) for which, count in totals.outcomes.items())
-    out.table([("outcome", "lookups"), *rows])
+    rows = [(insight.name_of(*which), str(count)) for which, count in totals.outcomes.items()]
+    out.table(["outcome", ">lookups"], rows)
     rate = "" if totals.hit_rate is None else f"{totals.hit_rate:.0%} of lookups hit; "
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
+    lines = [*totals.in_words, footer(totals.codes)]
     if totals.unused:
         unused = f"{counted(totals.unused, 'entry', 'entries')} of {size_text(totals.unused_bytes)}"
-        out.line(f"fetched and not used: {unused}")
-    for line in filter(None, (*totals.in_words, footer(totals.codes))):
+        lines.insert(0, f"fetched and not used: {unused}")
+    for line in filter(None, lines):
         out.line(line)
 
 

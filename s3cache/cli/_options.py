@@ -6,7 +6,7 @@ import inspect
 import json as json_of
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ from typer import Option
 
 from s3cache import manage
 from s3cache.errors import ConfigError
+from s3cache.records import recorded
 from s3cache.seam import features, named
+from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
 
@@ -63,12 +65,34 @@ class Output:
         if not self.json:
             sys.stderr.write(f"{printable(text)}\n")
 
-    def table(self, rows: Iterable[tuple[str, object]]) -> None:
-        """Write rows of two aligned cells."""
-        cells = [(printable(name), printable(str(value))) for name, value in rows]
-        width = max(len(name) for name, _ in cells)
-        for name, value in cells:
-            sys.stdout.write(f"{name:{width}}  {value}".rstrip() + "\n")
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write aligned rows, below the names of the columns if there are any.
+
+        Columns with names that begin with ``>`` are aligned to the right.
+        """
+        head = [[name.lstrip(">") for name in columns]] if columns else []
+        cells = [[printable(str(cell)) for cell in row] for row in (*head, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        sides = [">" if name.startswith(">") else "<" for name in columns] or ["<"] * len(widths)
+        for row in cells:
+            shown = map("{:{}{}}".format, row, sides, widths)
+            sys.stdout.write("  ".join(shown).rstrip() + "\n")
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[], None]]:
+        """Count on standard error, if it is a terminal; yield a function that adds one."""
+        done, is_shown = 0, not self.json and sys.stderr.isatty()
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            if is_shown:
+                sys.stderr.write(f"{done} {what}\r")
+                sys.stderr.flush()
+
+        yield advance
+        if is_shown:
+            sys.stderr.write("\x1b[K")  # clear the line
 
 
 def json_text(value: object) -> str:
@@ -135,6 +159,11 @@ def _named_in(flag: str, manifest: str) -> frozenset[str]:
         return manage.read_manifest(manifest, lines)
 
 
+def _hit_here(*_: object) -> frozenset[str]:
+    records = (record for run in recorded(Settings.load()[0].local_dirs) for record in run.records)
+    return frozenset(record.key for record in records if record.outcome == "hit")
+
+
 # -- groups of options
 
 
@@ -164,6 +193,7 @@ _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "device": (None, "DEVICE", "entries with code for this device: cpu, cuda, xpu, mps"),
     "tag": (None, "TAG", "entries with this cache_key_tag"),
     "signer": (None, "NAME", "entries that name this key as their signer"),
+    "never_hit": (_hit_here, "", "entries that the last 128 processes of this machine did not hit"),
     "older": (duration_s, "TIME", "entries not changed for this time: 90d, 12h"),
     "newer": (duration_s, "TIME", "entries changed within this time"),
     "min_size": (size_bytes, "SIZE", "entries of at least this size: 10MB"),
@@ -273,20 +303,9 @@ def work_on(
     scan: manage.Scan,
     work: Callable[..., Coroutine[Any, Any, manage.BatchResult]],
 ) -> manage.BatchResult:
-    """Call ``work`` on the entries of a scan; count those that are ``what`` on a terminal."""
-    done, is_shown = 0, not out.json and sys.stderr.isatty()
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if is_shown:
-            sys.stderr.write(f"{done} {what}\r")
-            sys.stderr.flush()
-
-    result = until_done(work(scan, advance=advance))
-    if is_shown:
-        sys.stderr.write("\x1b[K")  # clear the line
-    return result
+    """Call ``work`` on the entries of a scan, and count those that are ``what``."""
+    with out.progress(what) as advance:
+        return until_done(work(scan, advance=advance))
 
 
 def note_missing(out: Output, scan: manage.Scan) -> int:

@@ -29,6 +29,7 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.frame import Frame, Head
+from s3cache.seam import hints
 from s3cache.settings import Settings
 from s3cache.store import (
     FileLocation,
@@ -53,9 +54,13 @@ _BATCH = 256  # objects that are processed together, which bounds the memory
 # A retrying store remembers the names of a listing, so a bucket is listed in 16 parts.
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
-_NEWER = "frame version"  # where an error is in a frame of a later release, which may be sound
+# The subject of a CorruptError for a frame of a later release, which may be sound.
+_NEWER = "frame version"
+# Prefixes of keys with entries that are used without a record.
+_UNHIT = hints()
 
-_MAX_BYTES = 256 << 20  # of objects in memory at once; a larger object is read alone
+# Bytes of objects that may be in memory at once. A larger object is read alone.
+_MAX_BYTES = 256 << 20
 
 logger = logger_of()
 
@@ -73,6 +78,10 @@ class EntryLocation(contextlib.AbstractContextManager["EntryLocation"]):
     async def to_upload(self) -> set[str]:
         """Return the pending uploads in a local tier; none for a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
+
+    async def left_for_others(self) -> dict[str, int]:
+        """Count the uploads that wait in a local tier for other remotes, by their URLs."""
+        return await self.store.left_for_others() if isinstance(self.store, TierStore) else {}
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
@@ -94,10 +103,12 @@ def open_place(
     to_fill: bool = False,
     **options: Unpack[Options],
 ) -> EntryLocation:
-    """Open the remote of ``url`` and the environment, or with ``in_tier`` its local tier.
+    """Open the remote of ``url`` and the environment, or the local tier for that remote.
 
-    With ``of_all``, the local tier has the entries of all remotes. A missing directory of a remote
-    is an error, but with ``to_fill`` it is created, as by a job.
+    Args:
+        in_tier: open the local tier, not the remote.
+        of_all: include the entries of all remotes in the local tier.
+        to_fill: create a missing directory, like a job; without this, it is an error.
     """
     settings, of_store = Settings.load(url, **options)
     policy = settings.trust_policy()
@@ -167,6 +178,7 @@ class Selection:
 
     key: tuple[str, ...] = ()  # prefixes of keys
     manifest: frozenset[str] | None = None  # keys, or names of entries in a remote
+    never_hit: frozenset[str] | None = None  # the keys that were hit; entries of others match
     older: float = -math.inf  # seconds since the last change (in a local tier: use) until `now`
     newer: float = math.inf
     min_size: int = 0
@@ -192,10 +204,12 @@ class Selection:
 
     def may_choose(self, item: Item) -> bool:
         """Return whether ``item`` meets the conditions that a listing can decide."""
-        key, named, age_s = item.key, self.manifest, self.now - item.modified
+        key, named, hit = item.key, self.manifest, self.never_hit
+        age_s = self.now - item.modified
         return (
             (not self.key or key.startswith(self.key))
             and (named is None or key in named or item.place in named)
+            and (hit is None or not (key in hit or key.startswith(_UNHIT)))
             and self.older <= age_s < self.newer
             and self.min_size <= item.size <= self.max_size
         )

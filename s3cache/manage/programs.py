@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -28,12 +29,13 @@ from s3cache.settings import WATCHED, Settings
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-#: How a program ended: by itself, after a quiet time, by timeout, by Ctrl-C.
-End: TypeAlias = Literal["itself", "quiet", "timeout", "interrupted"]
+#: How a program ended: by itself, after a quiet time, after enough graphs, by timeout, by Ctrl-C.
+End: TypeAlias = Literal["itself", "quiet", "graphs", "timeout", "interrupted"]
 
 _POLL_S = 0.5
 _TERMINATE_S = _CALL_S = 30.0
-_UNSAVED_FACTOR = 10  # quiet times after which a graph that is not saved is given up
+# A graph that missed and is not saved within this many quiet times is given up.
+_UNSAVED_FACTOR = 10
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,15 @@ def _watch(
     command: Sequence[str],
     root: str,
     environment: Mapping[str, str],
-    is_quiet: Callable[[_Look], bool],
+    enough: Callable[[_Look], End | None],
     timeout_s: float,
     *,
     to_stderr: bool = False,
 ) -> tuple[End, _Look]:
     """Run a command as one job with the cache on in all processes; return how it ended.
 
-    ``is_quiet`` is called with the records every half second, and once after the end; it returns
-    whether to end the job. Remaining processes get SIGTERM, and SIGKILL 30 seconds later.
+    ``enough`` is called with the records every half second, and once after the end; it returns a
+    reason to end the job, or None. Remaining processes get SIGTERM, and SIGKILL 30 seconds later.
     """
     switches = ("S3CACHE_AUTOLOAD", "S3CACHE_RECORD", WATCHED)
     added = {"S3CACHE_LOCAL_DIR": root, **dict.fromkeys(switches, "1")}
@@ -115,11 +117,11 @@ def _watch(
         while True:
             exit_code = process.poll()
             look = _Look([*recorded([root], lambda name: name not in before)], exit_code)
-            is_done = is_quiet(look)
+            end = enough(look)
             if exit_code is not None:
                 return "itself", look
-            if is_done or time.monotonic() > deadline:
-                return "quiet" if is_done else "timeout", look
+            if end is not None or time.monotonic() > deadline:
+                return end or "timeout", look
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
     except KeyboardInterrupt:
@@ -137,14 +139,15 @@ def check_program(
     *,
     quiet_s: float,
     timeout_s: float,
+    graphs: float = math.inf,
     to_stderr: bool = False,
 ) -> Report:
     """Run ``program``, the arguments of ``python``, and report which graphs can be cached.
 
-    The run ends ``quiet_s`` after the last compile, or after ``timeout_s``; each may be infinite.
-    The program compiles as usual, with a temporary local tier as its cache: every graph is saved,
-    or has the reasons why it is not. Raises UnsupportedTorchError if nothing would be cached,
-    ConfigError if the program cannot be run.
+    The run ends ``quiet_s`` after the last compile, after lookups of ``graphs`` graphs, or after
+    ``timeout_s``; each may be infinite. The program compiles as usual, with a temporary local tier
+    as its cache: every graph is saved, or has the reasons why it is not. Raises
+    UnsupportedTorchError if nothing would be cached, ConfigError if the program cannot be run.
     """
     if not internals.is_supported():
         raise UnsupportedTorchError(
@@ -152,15 +155,17 @@ def check_program(
             "that docs/compatibility.md lists"
         )
 
-    def is_quiet(look: _Look) -> bool:
-        return look.quiet_s >= quiet_s
+    def enough(look: _Look) -> End | None:
+        if look.quiet_s > 0 and len(_graphs(look.lookups)) >= graphs:
+            return "graphs"
+        return "quiet" if look.quiet_s >= quiet_s else None
 
     environment = {k: text for k, text in os.environ.items() if not k.startswith("S3CACHE_")}
     environment["S3CACHE_SUMMARY"] = "0"
     command = [sys.executable, "-m", "s3cache", "run", *program]
     with tempfile.TemporaryDirectory(prefix="s3cache-check-", ignore_cleanup_errors=True) as place:
         root = os.path.join(place, "local")
-        end, look = _watch(command, root, environment, is_quiet, timeout_s, to_stderr=to_stderr)
+        end, look = _watch(command, root, environment, enough, timeout_s, to_stderr=to_stderr)
     runs = sorted(look.runs, key=lambda run: run.started)
     breaks = [GraphBreak(it["reason"], it["where"]) for run in runs for it in run.breaks]
     return Report(
@@ -222,17 +227,18 @@ def warm(
         raise ConfigError("the local tier", "is off", "unset S3CACHE_LOCAL")
     left = 0
 
-    def is_quiet(look: _Look) -> bool:
+    def enough(look: _Look) -> End | None:
         nonlocal left
         left = len(background().wait(place.to_upload(), _CALL_S))
         enough_s = quiet_s if look.is_saved else _UNSAVED_FACTOR * quiet_s
-        return not left and bool(look.lookups) and look.quiet_s >= enough_s
+        is_quiet = not left and look.lookups and look.quiet_s >= enough_s
+        return "quiet" if is_quiet else None
 
     with open_place(url, in_tier=True) as place, ExitStack() as stack:
         for context in environments:
             variables |= stack.enter_context(context)
         environment = {name: value for name, value in variables.items() if value is not None}
-        end, look = _watch(command, settings.local_dir, environment, is_quiet, timeout_s)
+        end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(record.outcome for record in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
     return {

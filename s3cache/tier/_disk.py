@@ -495,6 +495,9 @@ class TierStore(Store):
     async def recorded(self) -> set[str]:
         return await asyncio.to_thread(self._tier.recorded)
 
+    async def left_for_others(self) -> dict[str, int]:
+        return await asyncio.to_thread(self._tier.left_for_others)
+
     async def atomic_create(self) -> bool:
         return False
 

@@ -1,4 +1,4 @@
-"""``s3cache ls``, ``verify`` and ``inspect`` list, check and show entries."""
+"""``s3cache ls``, ``stats``, ``verify`` and ``inspect`` list, sum up, check and show entries."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from s3cache import frame
 from s3cache.entries import first_name
-from s3cache.trust import generate
+from s3cache.records import Record
+from s3cache.trust import Algorithm, generate
 from tests.cli.commands import Call, save
 from tests.support.forging import signed_by
+from tests.support.runs import record
 from tests.support.scripts import modules_after
 from tests.support.shelves import Shelf, path_of
 
@@ -33,11 +35,12 @@ def test_ls_prints_a_line_for_each_entry(call: Call, shelf: Shelf) -> None:
     assert printed.err == ""
 
 
-def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf) -> None:
+def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     shelf.add("a1", size=10, days=9)
     name = shelf.add("a2", size=5000, torch="2.12.0", device="cpu cuda")
     shelf.put(name, signed_by(shelf.files.read(name) or b"", generate("ci")))
     shelf.add("b1", size=900, kind="other", days=1, tag="mine")
+    record(tmp_path / "local", Record("aot", "hit", "a2"), Record("aot", "miss", "a1"))
 
     def keys(*arguments: str) -> list[str]:
         done = call("ls", "--url", shelf.url, "--json", *arguments)
@@ -54,20 +57,32 @@ def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf) -> None:
     assert keys("--newer", "2d", "--sort", "age") == ["a2", "b1"]
     assert keys("--min-size", "4KB") == keys("--device", "cuda") == keys("--signer", "ci") == ["a2"]
     assert keys("--max-size", "500B") == ["a1"]
+    assert keys("--never-hit", "--sort", "age") == ["b1", "a1"]
     assert keys("--kind", "other") == keys("--tag", "mine") == ["b1"]
     assert keys("--torch", "2.12") == ["a2"]
     assert keys("--torch", "2.1") == keys("--kind", "test", "--older", "10d") == []
     assert len(keys("--limit", "1")) == 1
 
 
+@pytest.mark.needs("job_profile")
+def test_profiles_have_a_kind_and_do_not_count_as_never_hit(call: Call, shelf: Shelf) -> None:
+    """Records do not contain the hits of profiles."""
+    from s3cache.features.job_profile import KEYS as JOB_KEYS
+
+    shelf.add(JOB_KEYS + "0" * 64, kind="job")
+    (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "job").lines
+    assert found["key"] == JOB_KEYS + "0" * 64
+    assert call("ls", "--url", shelf.url, "--json", "--never-hit").lines == []
+
+
 def test_a_filter_without_matches_logs_a_warning(
     call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf.add("a", torch="2.12.0")
-    for command in ("ls", "verify", "rm"):
+    for command in ("ls", "stats", "verify", "rm"):
         done = call(command, "--url", shelf.url, "--kind", "tset", "--torch", "2.12", "--json")
         assert (done.code, done.err) == (0, "")
-    assert caplog.messages == ["no entry has --kind tset"] * 3
+    assert caplog.messages == ["no entry has --kind tset"] * 4
 
 
 def test_commands_that_only_read_create_no_directory(
@@ -75,9 +90,9 @@ def test_commands_that_only_read_create_no_directory(
 ) -> None:
     """A misspelt URL is an error, even with ``create=true``."""
     missing = tmp_path / "missing"
-    for command in ("ls", "stats", "verify", "pull"):
+    for command in ("ls", "stats", "stats --by=size", "verify", "pull"):
         for url in (f"file://{missing}", f"file://{missing}?create=true"):
-            done = call(command, "--url", url)
+            done = call(*command.split(), "--url", url)
             assert done.code == 3, command
             assert str(missing) in done.err
     assert call("mirror", f"file://{missing}", shelf.url).code == 3
@@ -99,6 +114,36 @@ def test_long_lines_show_the_header_and_the_problem(call: Call, shelf: Shelf) ->
     assert "?" in bad
     assert "digest" in bad
     assert good.split()[4:] == ["other", "2.12.1", "-", "mine", "-", "good", "0"]
+
+
+# -- stats
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [
+        ("age", {"below 1 day": 1, "below 7 days": 1, "30 days or more": 2}),
+        ("kind", {"test": 2, "other": 1, "(not readable)": 1}),
+        ("size", {"below 1 MiB": 4}),
+        ("torch", {"2.13.0+cpu": 2, "2.12.0": 1, "(not readable)": 1}),
+        ("tag", {"mine": 1, "(none)": 2, "(not readable)": 1}),
+    ],
+)
+def test_entries_and_sizes_are_summed_up(
+    call: Call, shelf: Shelf, by: str, groups: dict[str, int]
+) -> None:
+    shelf.add("a")
+    shelf.add("b", days=5, kind="other", tag="mine")
+    shelf.add("c", days=50, torch="2.12.0", size=70 << 10)
+    name = shelf.add("d")
+    shelf.damage(name, at=70)
+    shelf.put(name, shelf.files.read(name) or b"", days=60)
+    found = call("stats", "--by", by, "--url", shelf.url, "--json").json
+    assert {each[by]: each["entries"] for each in found["groups"]} == groups
+    assert found["entries"] == 4
+    sizes = [each["bytes"] for each in found["groups"]]
+    assert sum(sizes) == found["bytes"] == sum(info.size for info in shelf.files.walk())
+    assert sizes == sorted(sizes, reverse=True)
 
 
 # -- verify
@@ -157,16 +202,18 @@ def name(shelf: Shelf) -> str:
 
 
 def test_inspect_shows_the_content_of_an_entry(call: Call, shelf: Shelf, name: str) -> None:
-    for target in (KEY[:9], path_of(shelf.files, name)):
+    url = f"{shelf.url}/{name}?create=false"
+    for target in (KEY, KEY[:9], path_of(shelf.files, name), url):
         done = call("inspect", target, "--url", shelf.url, "--json")
         assert done.code == 0, done.err
-        assert done.json["key"] == KEY
-    found = call("inspect", KEY, "--url", shelf.url, "--json").json
-    assert (found["kind"], found["guards"], found["times_s"]) == ("aot", "s0 > 3", [1.5, 0.25])
-    assert found["components"]["gm"] == ["d2", "graph of 7 nodes"]
-    assert [each["name"] for each in found["sections"]] == ["entry", "kernel/abc"]
-    assert found["graph"]["runtime_metadata"]["input_info"][0]["mutates_data"] is True
-    assert (found["trust"], len(found["digest"])) == ("not checked here", 64)
+        found = done.json
+        assert (found["kind"], found["key"], found["guards"]) == ("aot", KEY, "s0 > 3")
+        assert found["times_s"] == [1.5, 0.25]
+        assert found["components"]["gm"] == ["d2", "graph of 7 nodes"]
+        assert [each["name"] for each in found["sections"]] == ["entry", "kernel/abc"]
+        assert found["graph"]["runtime_metadata"]["input_info"][0]["mutates_data"] is True
+        assert found["trust"] == "not checked here"
+        assert len(found["digest"]) == 64
     text = call("inspect", KEY, "--url", shelf.url).out
     for words in (
         *(KEY, "1.5, 0.25", "s0 > 3", "gcc version 12", "kernel/abc", "graph of 7 nodes"),
@@ -175,11 +222,15 @@ def test_inspect_shows_the_content_of_an_entry(call: Call, shelf: Shelf, name: s
         assert words in text
 
 
-def test_inspect_names_the_signer_and_the_algorithm(call: Call, shelf: Shelf, name: str) -> None:
-    shelf.put(name, signed_by(shelf.files.read(name) or b"", generate("ci")))
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_inspect_names_the_signer_and_the_algorithm(
+    call: Call, shelf: Shelf, name: str, algorithm: Algorithm
+) -> None:
+    key = generate("ci", algorithm)
+    shelf.put(name, signed_by(shelf.files.read(name) or b"", key))
     (found,) = call("inspect", KEY, "--url", shelf.url, "--json").json["signatures"]
     who = {"signer": "ci", "audience": "main", "issued_s": 1, "expires_s": 0}
-    assert found == {**who, "algorithm": "ED25519"}
+    assert found == {**who, "algorithm": algorithm.name}
 
 
 def test_inspect_needs_no_torch_and_unpickles_nothing(shelf: Shelf, name: str) -> None:
@@ -201,12 +252,15 @@ def test_damaged_and_missing_entries_are_one_line_errors(call: Call, shelf: Shel
     shelf.add("aa1")
     shelf.add("aa2")
     shelf.damage(shelf.add("bad"), at=70)
-    for key, code, message in (
+    cases = [
         ("bad", 1, "digest"),
         ("nothing", 1, "there is no such entry"),
         ("aa", 2, "the beginning of several"),
         ("./nothing", 2, "is not a regular file"),
-    ):
+        (f"{shelf.url}/v1/0/gone.0", 1, "there is no such entry"),
+        (f"{shelf.url}/gone", 2, "is not the URL of an entry"),
+    ]
+    for key, code, message in cases:
         done = call("inspect", key, "--url", shelf.url)
         assert (done.code, done.out) == (code, ""), done.err
         assert message in done.err

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from s3cache.records import Event, Record
 from s3cache.settings import Settings
+from s3cache.store import MemoryStore
 from s3cache.util.text import sections
 from tests.cli.commands import Call
-from tests.support.runs import fetched, recalling, record, two_ranks
+from tests.support.caching import entry, open_engine
+from tests.support.runs import recalling, record, two_ranks
+from tests.support.waiting import eventually
 
 
 def looked_up(key: str, time: float, version: str) -> Record:
@@ -141,6 +145,27 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
         assert call("report", *wrong).code == 2
 
 
+@pytest.mark.needs("job_profile")
+def test_unused_entries_that_a_job_profile_fetched_are_reported(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine looks up one of three graphs that an earlier one saved."""
+    monkeypatch.setattr(sys, "argv", [__file__])  # a pytest worker runs no file
+    remote, keys = MemoryStore(), [name * 32 for name in ("ab", "cd", "ef")]
+    with open_engine(tmp_path / "other", remote, job_profiles=True) as first:
+        for key in keys:
+            first.save(key, entry(key))
+        eventually(lambda: first.parts["job_profile"].is_known)
+    with open_engine(local(), remote, job_profiles=True) as second:
+        second.start()
+        eventually(lambda: second.stats().downloaded == len(keys))
+        found = second.lookup(keys[0])
+        second.record(Record("aot", "hit", key=keys[0], time=1.0, elapsed_s=found.elapsed_s))
+    report = call("report", "--json").json
+    assert (report["unused"], report["unused_bytes"]) == (2, 2 * entry(keys[0]).size)
+    assert "fetched and not used: 2 entries of" in call("report").out
+
+
 def test_used_keys_are_written_to_the_manifest(call: Call, tmp_path: Path) -> None:
     """A key was used if it hit or was saved; a miss without a save does not count."""
     outcomes = (("hit", "a1"), ("miss", "a2"), ("miss", "a3"), ("bypass", ""))
@@ -154,10 +179,9 @@ def test_used_keys_are_written_to_the_manifest(call: Call, tmp_path: Path) -> No
 
 
 @pytest.mark.needs("recall")
-def test_frames_and_entries_that_were_fetched_and_not_used_are_reported(call: Call) -> None:
-    (run,), (other,) = recalling(), fetched()
-    record(local(), *run.records, *run.events, *other.events)
-    lines = call("report").out.splitlines()
-    assert "recall: 2 recalled, 1 traced, 1 refused: object" in lines
-    assert "fetched and not used: 2 entries of 2.0 KiB" in lines
+def test_frames_are_reported_if_there_are_any(call: Call, runs: list[str]) -> None:
+    assert "frames" not in call("report").out
+    (run,) = recalling()
+    record(local(), *run.records, *run.events)
+    assert "recall: 2 recalled, 1 traced, 1 refused: object" in call("report").out.splitlines()
     assert call("report", "--json").json["features"]["recall"]["recalled"] == 2

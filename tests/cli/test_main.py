@@ -167,7 +167,7 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     out.line(foreign)
     out.note(foreign)
     out.text(foreign)
-    out.table([("name", foreign)])
+    out.table(["name"], [[foreign]])
     written = capsys.readouterr()
     escaped = "a\\x1b[2Jb\\x07\\r\\x9b\\u202ec"
     one_line = f"{escaped}\\nnext äöü → 3 µs"

@@ -134,10 +134,11 @@ def test_uploads_that_wait_for_another_url_are_named(
     ]
     assert check["verdict"] == "warning"
     assert f"uploads for another URL, {elsewhere}: 1" in check["found"]
+    done = call("push", "--url", shelf.url)
+    assert f"uploads that wait for another URL, {elsewhere}: 1" in done.err
     (tmp_path / "elsewhere").mkdir(mode=0o700)
-    assert call("push", "--url", elsewhere).code == 0
-    done = call("doctor", "--url", shelf.url, "--no-programs")
-    assert "uploads: none are left for another URL" in done.out
+    assert "another URL" not in call("push", "--url", elsewhere).err
+    assert "another URL" not in call("push", "--url", shelf.url).err
 
 
 def test_pull_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
@@ -250,6 +251,7 @@ def test_rm_removes_entries_that_meet_all_conditions(call: Call, shelf: Shelf) -
     assert call("rm", "--url", shelf.url, "--older", "90d", "--torch", "2.12", "--delete").code == 0
     assert shelf.names == everything - {old_torch}
     assert call("rm", "--url", shelf.url, "--unreadable", "--delete").code == 0
+    assert "this machine's hits" in call("rm", "--url", shelf.url, "--never-hit", "--delete").err
     assert shelf.names == {old, new, later}
     assert call("rm", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
     assert shelf.names == {old, later}

@@ -127,6 +127,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     ("arguments", "end"),
     [
         (["--quiet", "0.2s"], "quiet"),
+        pytest.param(["--quiet", "0", "--graphs", "2"], "graphs", marks=slow),
         pytest.param(["--quiet", "0", "--timeout", "15s"], "timeout", marks=nightly),
     ],
 )

@@ -104,7 +104,7 @@ def test_metadata_forges_no_line_of_a_command(
         counts.append([])
         for arguments in (
             *(["ls", *where], ["ls", "--long", *where], ["inspect", key, *where]),
-            ["verify", *where],
+            *(["verify", *where], ["stats", "--by=tag", *where]),
             ["rm", "--dry-run", "--all", *where],
             ["mirror", shelf.url, f"file://{tmp_path}/{word[:4]}{len(counts)}?create=1"],
         ):
