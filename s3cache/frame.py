@@ -153,8 +153,8 @@ class Frame(Head):
         """Return the bytes of one section.
 
         An uncompressed section is a read-only view into :attr:`data`; a compressed one is
-        decompressed by every call. Raises KeyError if there is no such section, and CorruptError
-        if the bytes do not decompress to the size in the header.
+        decompressed by every call. Raises KeyError if the frame has no section of this name, and
+        CorruptError if the bytes do not decompress to the size in the header.
         """
         for section, stored in self._stored():
             if section.name == name:

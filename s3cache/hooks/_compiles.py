@@ -473,12 +473,12 @@ class Compiles:
         saving = self._state.current
         # A write outside of a save comes from torch.compiler.load_cache_artifacts.
         in_directory = not isinstance(saving, Save) or saving.in_directory
-        write: Callable[[], object] = partial(original, key, content) if in_directory else tuple
+        write = partial(original, key, content) if in_directory else _do_nothing
         if not isinstance(saving, Save) or not saving.is_shared:
             write()
         elif self.is_in_torchs_entry():
             write()
-            self._share(saving, content, otherwise=tuple)
+            self._share(saving, content, otherwise=_do_nothing)
         else:
             self._share(saving, content, otherwise=write)
 
@@ -605,6 +605,10 @@ class Compiles:
         self._bypasses.warn(reasons, what=what)
         self._bypasses.record("aot", reasons, key=saving.key)
         saving.record_error(error)
+
+
+def _do_nothing() -> None:
+    """Stand for a write that torch does not ask for."""
 
 
 def _made_by(graphs: Sequence[object]) -> dict[str, str]:

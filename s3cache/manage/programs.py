@@ -218,8 +218,8 @@ def warm(
     that the job must not have. In the result, ``misses`` counts the missed lookups of whole graphs,
     ``added`` those of them that were saved.
 
-    Raises ConfigError if no remote or no local tier is configured or there is no such program, and
-    StoreError if the local tier cannot be used.
+    Raises ConfigError if the remote, the local tier or the program is missing, and StoreError if
+    the local tier cannot be used.
     """
     settings, _ = Settings.load(url)
     variables: dict[str, str | None] = {**os.environ, "S3CACHE_URL": url_of(settings)}

@@ -216,7 +216,7 @@ def _text(answer: object) -> str:
 
 
 def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
-    """Return an object of a question as plain data; raise RefusedError if there is no way to it."""
+    """Return an object of a question as plain data; raise RefusedError if no source leads to it."""
     if value is _AT_SOURCE:
         return ["at", sources.number(source)]
     if (row := dynamo.constant_row(value)) is not None:

@@ -151,7 +151,7 @@ def questions_of_process(change: str) -> Iterator[Question]:
             elif name not in unsafe:
                 asked.append(f"{module}.{name}()")
     before = {asks: _answer(asks, space) for asks in asked}
-    # An answer that is another one each time is no answer.
+    # Leave out questions with another answer at each call.
     asked = [asks for asks in asked if before[asks] and before[asks] == _answer(asks, space)]
     exec(change, space)
     for asks in asked:

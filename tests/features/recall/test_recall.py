@@ -20,7 +20,7 @@ FOUND = {
     *("inputs/list or tuple", "torch_state/dispatch mode", "objects/global hides a builtin"),
     *("breaks/closure held over a break", "reflection/order of vars", "asks/str of a dataclass"),
     *("folds/version of a distribution in a helper", "sizes/memory format varies"),
-    *("registries/registered with a mutable mapping", "values/parameter that is no module's"),
+    *("registries/registered with a mutable mapping", "values/parameter outside of modules"),
 }
 # Functions and numbers that a configuration chooses; torch's own store serves the first choice.
 CHOSEN = ("global: function in a dict", "module's attribute", "class attribute")
