@@ -208,8 +208,8 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
         usual = (self._first, entries.variant_name(self._key, ""))
         present, offered = self.attempt(lambda: self._local.search(self._key, usual)), ""
         if isinstance(present, tuple):
-            offered, data = present
-            entry = self.attempt(lambda: self._local.verify(offered, data))
+            offered, data, entry = present
+            entry = entry or self.attempt(lambda: self._local.verify(offered, data))
             yield from self._offer("local", offered, entry)
             present = self.attempt(lambda: self._local.search(self._key, ()))
         for info in present if isinstance(present, list) else ():

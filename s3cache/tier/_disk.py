@@ -6,10 +6,10 @@ Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), 
     pending/            records of pending uploads, see s3cache.tier._pending
     remotes/<namespace> the URL that the uploads of a namespace go to
 
-``usage`` is one record (little-endian), ``exact:? counted:i64 bytes:i64 files:i64``. A writer locks
-the file, marks the record as inexact, changes the directory, and writes the record again. A process
-that takes the lock and finds no exact record, as after a kill, counts the files. Changes by hand
-are noticed when the tier is full and the last count is a day old.
+The file ``usage`` is one record (little-endian), ``exact:? counted:i64 bytes:i64 files:i64``. A
+writer locks the file, marks the record as inexact, changes the directory, and writes the record
+again. A process that takes the lock and finds no exact record, as after a kill, counts the files.
+Changes by hand are noticed when the tier is full and the last count is a day old.
 
 The modification time of an object is its last use; the oldest are evicted first. Other processes
 wait while a writer makes room, so with many objects it looks at a sample and evicts its oldest.
@@ -27,9 +27,9 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from s3cache import entries, frame
@@ -71,6 +71,7 @@ _last_use = attrgetter("modified")
 _BEGINNING_BYTES = 4096
 # A slow disk does not count as hanging: a call may take a second more for this many bytes.
 _BYTES_A_SECOND = 32 << 20
+_VERIFIED_HERE = 16 << 20  # within the deadline
 # A call that looks at all objects may take this much longer. No lookup or save waits for it.
 _SCAN_S = 120.0
 LOCK_TIMEOUT_S = 4.0
@@ -113,8 +114,9 @@ class DiskTier:
 
     Any number of threads and processes of a machine may use the same root at once. The bounds apply
     to the objects; each writer may have one more in staging. Pending objects are never evicted.
-    Every method may raise StoreError, and ends within seconds even if the disk hangs: then its work
-    may end later. Opening raises ConfigError if the root is not a private directory of this user.
+    Every method may raise :class:`~s3cache.errors.StoreError`, and ends within seconds even if the
+    disk hangs: then its work continues and may end later. Opening it raises ConfigError if the root
+    is not a private directory of this user.
 
     Args:
         namespace: separates the names of this tier from those of other tiers in the same root,
@@ -145,7 +147,8 @@ class DiskTier:
             raise
 
     def _renew(self) -> None:
-        # Threads of a process wait here without polling; the lock on the file must be polled.
+        # Threads of a process wait here without polling; the lock on the file must be polled. A
+        # forked child needs a new mutex: a thread of the parent may have held the old one.
         self._mutex = threading.Lock()
         #: How many of our pending objects another program removed before their upload.
         self.vanished = 0
@@ -219,11 +222,17 @@ class DiskTier:
     # -- reading
 
     @_in_time
-    def search(self, names: Iterable[str], prefix: str) -> tuple[str, bytes] | list[ObjectInfo]:
-        """Get the first of ``names`` that exists, or list the objects with ``prefix``."""
+    def search(
+        self, names: Iterable[str], prefix: str, verify: Callable[[str, bytes], _T]
+    ) -> tuple[str, bytes, _T | None] | list[ObjectInfo]:
+        """Find the first of ``names`` and mark it as used, or list the objects with ``prefix``.
+
+        Unless the object is large, ``verify`` gets the bytes while they are in this core's cache.
+        """
         for name in names:
-            if (data := self.get(name)) is not None:
-                return name, data
+            data = self._files.read(self._namespace + name, is_use=True)
+            if data is not None:
+                return name, data, verify(name, data) if len(data) <= _VERIFIED_HERE else None
         return self.objects(prefix)
 
     @_in_time
@@ -244,8 +253,8 @@ class DiskTier:
 
     def objects(self, prefix: str = "") -> list[ObjectInfo]:
         """List all objects with ``prefix``, last used first; ``modified`` is the last use."""
-        key, more_s = self._namespace + prefix, 0.0 if prefix else _SCAN_S
-        present = self.deadline.call(lambda: [*self._files.walk(key)], more_s=more_s)
+        walk = functools.partial(self._files.walk, self._namespace + prefix)
+        present = self.deadline.call(lambda: [*walk()], more_s=0.0 if prefix else _SCAN_S)
         present.sort(key=_last_use, reverse=True)
         return [replace(info, key=info.key[len(self._namespace) :]) for info in present]
 
@@ -365,16 +374,18 @@ class DiskTier:
     # -- pending uploads
 
     @_in_time
-    def uploaded(self, name: str, data: Buffer | None = None) -> bool:
-        """Remove the record of an object that is uploaded: it may be evicted now.
+    def uploaded(self, names: Mapping[str, Buffer | None]) -> list[str]:
+        """Remove the records of ``names``, which are uploaded: they may be evicted now.
 
-        Return False if its bytes are not ``data`` (any more): the upload stays pending.
+        The values are the uploaded bytes, or None for any. Return the names that have other bytes
+        now: their uploads stay pending.
         """
-        key = self._namespace + name
         with self._locked():
-            if is_same := not self._was_replaced(key, data):
-                self._pending.remove(key)
-        return is_same
+            keys = {name: self._namespace + name for name in names}
+            replaced = [name for name in names if self._was_replaced(keys[name], names[name])]
+            for name in {*names} - {*replaced}:
+                self._pending.remove(keys[name])
+        return replaced
 
     def _was_replaced(self, key: str, data: Buffer | None) -> bool:
         if data is None:
@@ -420,16 +431,19 @@ class DiskTier:
         the record of our own object is gone, as after a cleaner of old files, it is still pending.
         """
         key = self._namespace + name
-        if not self._pending.has(key):
+        data, is_pending = self._files.read(key), self._is_pending(key)
+        if data is None and is_pending:
+            with self._locked():
+                # Nothing is being put right now, and no other thread has done this.
+                if self._files.stat(key) is None and self._is_pending(key):
+                    self.vanished += key in self._pending.promised
+                    self._pending.remove(key)
+        if data is None or not is_pending:
             return None
-        if (data := self._files.read(key)) is not None:
-            return data, key in self._pending.adopted
-        with self._locked():
-            # Nothing is being put right now, and no other thread has done this.
-            if self._files.stat(key) is None and self._pending.has(key):
-                self.vanished += key in self._pending.promised
-                self._pending.remove(key)
-        return None
+        return data, key in self._pending.adopted
+
+    def _is_pending(self, key: str) -> bool:
+        return key in self._pending.promised or self._pending.holds(key)
 
     @_in_time
     def adopt(self, limit: int | None = None, but: Iterable[str] = ()) -> list[str]:
@@ -490,7 +504,7 @@ class TierStore(Store):
     async def list_page(
         self, prefix: str, after: str | None = None
     ) -> tuple[Sequence[ObjectInfo], str | None]:
-        return await asyncio.to_thread(self._tier.objects, prefix), None
+        return [*await asyncio.to_thread(self._tier.objects, prefix)], None
 
     async def recorded(self) -> set[str]:
         return await asyncio.to_thread(self._tier.recorded)
@@ -539,9 +553,20 @@ class LocalTier:
         """Whether there is a disk, and no recent write failed."""
         return self.disk is not None and time.monotonic() >= self._unwritten_until
 
-    def search(self, key: str, names: Sequence[str]) -> tuple[str, bytes] | list[ObjectInfo]:
-        """Get the first of ``names`` that exists, or list the objects under ``key``."""
-        return self.read(lambda disk: disk.search(names, entries.name_prefix(key)), [])
+    def search(
+        self, key: str, names: Sequence[str]
+    ) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
+        """Return the first of ``names`` that exists, its bytes and its entry, if it is sound.
+
+        Without one, list the names under ``key``.
+        """
+
+        def sound(name: str, data: bytes) -> Frame | None:
+            with contextlib.suppress(CorruptError, UntrustedError):
+                return entries.verify(name, data, admit=self.check_trust)
+            return None
+
+        return self.read(lambda disk: disk.search(names, entries.name_prefix(key), sound), [])
 
     def load(self, name: str) -> Frame | None:
         """Return the entry ``name``, or ``None``; see :meth:`verify`."""
@@ -576,8 +601,7 @@ class LocalTier:
 
     def present(self, names: list[str]) -> list[str]:
         """Return the ``names`` that exist, without verifying them."""
-        # One call each: a slow disk does not count as hanging because there are many names.
-        return [name for name in names if self.read(methodcaller("head", name), None)]
+        return self.read(lambda disk: disk.deadline.call(lambda: [*filter(disk.head, names)]), [])
 
     def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
         """Return the result of ``read``; without a disk that works, return ``otherwise``."""

@@ -46,7 +46,8 @@ class Pending:
     def add(self, name: str) -> bool:
         """Add ``name`` to the uploads of this process; return False if it was there."""
         root = self._own()
-        if is_new := not self.holds(name):
+        is_new = not self.holds(name)
+        if is_new:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             os.close(os.open(_file_of(name, self._owner), flags, 0o600, dir_fd=root.fd))
         self.promised.add(name)
@@ -68,12 +69,7 @@ class Pending:
             raise ClosedError("the local tier was closed")
         return root
 
-    def has(self, name: str) -> bool:
-        """Return whether this process will upload ``name``, perhaps without a record."""
-        return name in self.promised or self.holds(name)
-
     def holds(self, name: str) -> bool:
-        """Return whether there is a record of ``name`` for this process."""
         try:
             root = self._open_root(False)
             status = os.stat(_file_of(name, self._owner), dir_fd=root.fd, follow_symlinks=False)
@@ -117,12 +113,13 @@ class Pending:
 
     def _is_dead(self, owner: str) -> bool:
         """Return whether a process can be replaced: it is not this one, and holds no lock."""
+        lock_fd = None
         if owner != self._owner:
             with contextlib.suppress(OSError):  # another file was planted in its place
-                if (lock_fd := self._open_root(False).try_lock(f"{owner}{_LOCK}")) is not None:
-                    close_unshared(lock_fd)
-                    return True
-        return False
+                lock_fd = self._open_root(False).try_lock(f"{owner}{_LOCK}")
+        if lock_fd is not None:
+            close_unshared(lock_fd)
+        return lock_fd is not None
 
     def adopt(
         self, prefix: str = "", limit: int | None = None, but: Container[str] = ()

@@ -7,6 +7,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from s3cache.errors import (
     DownloadTimeoutError,
     PermanentError,
     StoreError,
+    TransientError,
     TruncatedError,
 )
 from s3cache.frame import Frame, Head, TrustCheck
@@ -58,6 +60,8 @@ _MOMENT_S = 0.1
 _PROBE_WAIT_S = 0.5
 # For a larger entry, the signature is read first.
 _USUAL_BYTES = 8 << 20
+# Checking the digests of this many bytes costs no more than a thread switch.
+SMALL_BYTES = 256 << 10
 # How many listings without a name in a row show that the first names have not been removed.
 _IN_VAIN = 16
 # A limit on listings: a writer can put any number of objects under a key.
@@ -66,6 +70,10 @@ _LISTED_AT_MOST = 10_000
 # Peak memory of a download, in multiples of its size: the body, and pieces of it or memory that the
 # allocator keeps from earlier ones (measured with benchmarks/storage.py).
 _COPIES = 2
+# Memory reserved for a download until the typical size is known.
+_EXPECTED_BYTES = _COPIES * (16 << 20)
+# A search on the disk costs two thread switches, for one name or for this many.
+_LOOKED_FOR_AT_ONCE = 32
 
 logger = logger_of("storage")
 
@@ -338,6 +346,7 @@ class Prefetch:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [*dict.fromkeys(names)]
         self.future: concurrent.futures.Future[None] | None = None
+        self._expected = 0
         self._report = PrefetchReport(len(self.names))
 
     def report(self) -> PrefetchReport:
@@ -368,16 +377,25 @@ class Prefetch:
         concurrency: int,
     ) -> None:
         """Fetch all missing objects, as many at once as the budget allows; on the loop."""
-        here = set[str]()
-        with contextlib.suppress(Exception):  # the fetch will report the error
-            here |= {*await asyncio.to_thread(present, self.names)}
-        self.count(present=len(here))
-        missing = iter([name for name in self.names if name not in here])
+        names, missing, looking = iter(self.names), list[str](), asyncio.Lock()
+        # An object that exceeds the free memory is requested twice. To avoid that, reserve more
+        # than the even share of the budget, but let at least half of the workers begin.
+        self._expected = min(_EXPECTED_BYTES, 2 * budget.max_bytes // concurrency)
+
+        async def next_missing() -> str | None:
+            async with looking:
+                while not missing and (some := [*itertools.islice(names, _LOOKED_FOR_AT_ONCE)]):
+                    here: list[str] = []
+                    with contextlib.suppress(Exception):  # the fetch will report the error
+                        here = await asyncio.to_thread(present, some)
+                    self.count(present=len(here))
+                    missing.extend(name for name in reversed(some) if name not in here)
+                return missing.pop() if missing else None
 
         async def work() -> None:
-            for name in missing:
+            while (name := await next_missing()) is not None:
                 try:
-                    size = await _fetch_within(budget, fetch, name)
+                    size = await self._fetch_within(budget, fetch, name)
                 except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
                     self.count(failed=1, error=exc)
                 else:
@@ -385,28 +403,31 @@ class Prefetch:
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
+    async def _fetch_within(self, budget: Budget, fetch: _Fetch, name: str) -> int | None:
+        """Fetch an object, again if it exceeds the free memory at first; return its size."""
+        # Not the object: a worker would keep it in memory while it fetches the next.
+        held = needed = 0
 
-async def _fetch_within(budget: Budget, fetch: _Fetch, name: str) -> int | None:
-    """Fetch an object, again if it exceeds the free memory at first; return its size."""
-    # Not the object: a worker would keep it in memory while it fetches the next.
-    held = needed = 0
+        def accept(size: int) -> bool:
+            nonlocal held, needed
+            needed = _COPIES * size
+            if is_accepted := budget.grow(held, needed):
+                held = needed
+            return is_accepted
 
-    def accept(size: int) -> bool:
-        nonlocal held, needed
-        needed = _COPIES * size
-        if is_accepted := budget.grow(held, needed):
-            held = needed
-        return is_accepted
-
-    try:
-        while isinstance(answer := await fetch(name, accept), NotAccepted):
+        try:
+            expected = self._expected  # other workers may change it
+            await budget.take(expected)
+            held = expected
+            while isinstance(answer := await fetch(name, accept), NotAccepted):
+                budget.give(held)
+                held = 0
+                await budget.take(needed)
+                held = needed
+            self._expected = (self._expected + needed) // 2
+            return None if answer is None else answer.size
+        finally:
             budget.give(held)
-            held = 0
-            await budget.take(needed)
-            held = needed
-        return None if answer is None else answer.size
-    finally:
-        budget.give(held)
 
 
 # -- the tier
@@ -470,11 +491,12 @@ class RemoteTier:
         async def newest() -> list[str]:
             present = []
             async for info in self.reader.list(prefix):
-                if info.key.startswith(prefix) and info.key != first:
-                    present.append((info.modified, info.key))
+                if info.key.startswith(prefix):
+                    present.append(info)
                 if len(present) >= _LISTED_AT_MOST:
                     break
-            return [name for _, name in sorted(present, reverse=True)]
+            present.sort(key=lambda info: info.modified, reverse=True)
+            return [info.key for info in present if info.key != first]
 
         return self._wait(newest(), prefix, timeout_s)
 
@@ -515,17 +537,19 @@ class RemoteTier:
     def remove(self, prefix: str) -> list[str]:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
 
-        async def delete(name: str) -> StoreError | None:
+        failures: list[StoreError] = []
+
+        async def delete(name: str) -> None:
             try:
                 await self._writer.delete(name)
             except StoreError as exc:  # the others are still deleted
-                return exc
-            return None
+                failures.append(exc)
 
         async def delete_all() -> list[str]:
             listed = self._writer.list(prefix)
             names = [info.key async for info in listed if info.key.startswith(prefix)]
-            for failure in filter(None, await concurrently(delete, names)):
+            await concurrently(delete, names)
+            for failure in failures:
                 raise failure
             return names
 
@@ -604,12 +628,20 @@ class RemoteTier:
             data = await self.reader.get(name, admit)
             if isinstance(data, NotAccepted):  # the caller may start it again
                 return data
-            entry = None if data is None else await asyncio.to_thread(self._local.land, name, data)
+            entry = None if data is None else await self._land(name, data)
         except Exception as exc:
             emit("failed", name, error=exc)
             raise
         emit("absent" if entry is None else "done", name, 0 if entry is None else entry.size)
         return entry
+
+    async def _land(self, name: str, data: Buffer) -> Frame:
+        """Land a download on another thread; a small one on a thread of the disk."""
+        disk = self._local.disk
+        if disk is not None and memoryview(data).nbytes <= SMALL_BYTES:
+            with contextlib.suppress(TransientError):  # the disk hangs: do not keep it
+                return await disk.deadline.run(lambda: self._local.land(name, data))
+        return await asyncio.to_thread(self._local.land, name, data)
 
     async def _until_stop(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         task = asyncio.current_task()

@@ -24,7 +24,7 @@ from s3cache.settings import Settings
 from s3cache.stats import Listeners, Step
 from s3cache.store import Buffer
 from s3cache.tier._disk import DiskTier
-from s3cache.tier._remote import BackgroundLoop, cancel_all
+from s3cache.tier._remote import SMALL_BYTES, BackgroundLoop, cancel_all
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
@@ -74,8 +74,8 @@ class Uploads:
 
     ``verify`` gets the bytes and whether another process saved them, and returns the object; it
     runs on any thread. ``publish`` uploads the object, and returns whether to give it up.
-    ``on_problem`` gets each error that ends an attempt, on the loop's thread. ``before_flush`` is
-    called before a flush tries all uploads.
+    ``on_problem`` is called on the loop's thread with each error that ends an attempt, and
+    ``before_flush`` before a flush tries all uploads.
     """
 
     def __init__(
@@ -106,6 +106,8 @@ class Uploads:
         self._given_back: set[str] = set()  # adopted and refused: left to others until we look
         self._untrusted: set[str] = set()  # adopted, but we must never upload them
         self._too_large: set[str] = set()  # given up
+        self._uploaded: dict[str, Buffer] = {}  # uploaded, with a record still on the disk
+        self._removing = asyncio.Lock()
         self._adopting = asyncio.Lock()
         self._moving = asyncio.Lock()  # keeps us from adopting at once what we give back
         self._adopts_at_once = settings.upload_concurrency
@@ -150,15 +152,17 @@ class Uploads:
         elif self._is_closed:
             raise ClosedError("the cache was closed")
         else:
-            most, content = self._settings, bytes(data)  # the caller may reuse its buffer
+            most = self._settings
             with self._mutex:
                 others = [len(of) for other, of in self._memory.items() if other != name]
                 count, size = len(others), sum(others)
-                is_full = size + len(content) > most.upload_queue_max_bytes
+                is_full = size + memoryview(data).nbytes > most.upload_queue_max_bytes
                 if is_full or count >= most.upload_queue_max_count:
-                    held = f"{count} objects of {size} bytes are in memory"
-                    raise NoSpaceError(f"the upload queue is full: {held}", op="put", key=name)
-                self._memory[name] = content
+                    problem = (
+                        f"the upload queue is full: {count} objects of {size} bytes are in memory"
+                    )
+                    raise NoSpaceError(problem, op="put", key=name)
+                self._memory[name] = bytes(data)  # the caller may reuse its buffer
         self._delayed[name] = True
         try:
             self._loop.call(self._release, name, delay_s)
@@ -327,16 +331,16 @@ class Uploads:
     async def _attempt(self, name: str) -> int | None:
         """Upload the object and forget it; return its size, or None if it was not uploaded."""
         disk, held = self._disk, self._memory.get(name)
-        data, is_adopted = held, False
+        data, is_adopted, entry = held, False, None
         if data is None and disk is not None:
-            found = await disk.deadline.run(lambda: disk.pending_object(name))
-            data, is_adopted = found or (None, False)
+            data, is_adopted, entry = await disk.deadline.run(lambda: self._read(disk, name))
         if data is None:
             return None
         final: Exception | None = None  # an error after which no upload is tried again
         is_given_up: object = False
         try:
-            entry = await asyncio.to_thread(self._verify, name, data, is_adopted)
+            if entry is None:
+                entry = await asyncio.to_thread(self._verify, name, data, is_adopted)
             is_given_up = await self._publish(name, entry)
         except (CorruptError, TooLargeError) as exc:
             final = exc
@@ -349,11 +353,35 @@ class Uploads:
                     del self._memory[name]
         elif isinstance(final, CorruptError):
             await disk.deadline.run(lambda: disk.delete(name, data))
-        elif not await disk.deadline.run(lambda: disk.uploaded(name, data)):
-            self._queue(name)  # it was replaced
+        else:
+            await self._remove_record(disk, name, data)
         if final is not None:
             raise final
         return None if is_given_up else len(data)
+
+    async def _remove_record(self, disk: DiskTier, name: str, data: Buffer) -> None:
+        """Remove the record from the disk, in one call with all others that wait for its lock."""
+        self._uploaded[name] = data
+        try:
+            async with self._removing:
+                if name in self._uploaded:  # else another call has removed it
+                    together = {**self._uploaded}
+                    replaced = await disk.deadline.run(lambda: disk.uploaded(together))
+                    for removed in together:
+                        self._uploaded.pop(removed, None)
+                    for pending in replaced:  # by other bytes
+                        self._queue(pending)
+        finally:
+            self._uploaded.pop(name, None)
+
+    def _read(self, disk: DiskTier, name: str) -> tuple[bytes | None, bool, Any]:
+        """Return the bytes, whether they are adopted, and the entry if it is small and sound."""
+        data, is_adopted = disk.pending_object(name) or (None, False)
+        entry = None
+        if data is not None and len(data) <= SMALL_BYTES:
+            with contextlib.suppress(S3CacheError):
+                entry = self._verify(name, data, is_adopted)
+        return data, is_adopted, entry
 
     def _emit(self, step: Step, name: str, size: int = 0, error: Exception | None = None) -> None:
         self._listeners.emit("upload", step, name, size, error)
@@ -409,10 +437,10 @@ class Uploads:
 
     async def _give_back(self, name: str) -> bool:
         """Give an adopted upload back to other processes; return False if it is ours."""
-        if (disk := self._disk) is None:
-            return False
         async with self._moving:
-            returned = await self._ask(lambda: [name] if disk.give_back(name) else [])
+            disk, returned = self._disk, set[str]()
+            if disk is not None:
+                returned = await self._ask(lambda: [name] if disk.give_back(name) else [])
             self._given_back |= returned
             return bool(returned)
 

@@ -40,7 +40,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "put_pending": lambda tier: tier.put_pending("late", b"x"),
     "get": lambda tier: tier.get("old"),
     "peek": lambda tier: tier.peek("old"),
-    "search": lambda tier: tier.search(["absent"], "old"),
+    "search": lambda tier: tier.search(["absent"], "old", lambda *_: None),
     "head": lambda tier: tier.head("old"),
     "objects": lambda tier: [*tier.objects()],
     "usage": lambda tier: tier.usage(),
@@ -51,7 +51,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "adopt": lambda tier: tier.adopt(),
     "pending_object": lambda tier: tier.pending_object("old"),
     "give_back": lambda tier: tier.give_back("old"),
-    "uploaded": lambda tier: tier.uploaded("late"),
+    "uploaded": lambda tier: tier.uploaded({"late": None}),
     "delete": lambda tier: tier.delete("late"),
     "close": lambda tier: tier.close(),
 }
