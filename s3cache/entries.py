@@ -25,7 +25,7 @@ import asyncio
 import functools
 import hashlib
 import re
-from collections import deque
+import threading
 from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -191,12 +191,16 @@ class Replaceable:
 
     def __init__(self, *, everything: bool) -> None:
         self._everything = everything
-        self._digests = deque[bytes](maxlen=self.MAX_COUNT)
+        self._mutex = threading.Lock()
+        self._digests: dict[bytes, None] = {}
 
     def add(self, digest: bytes) -> None:
         """Let the next save replace the entry with this digest, which cannot be used."""
-        if digest not in self._digests:
-            self._digests.append(digest)
+        with self._mutex:
+            self._digests.pop(digest, None)
+            self._digests[digest] = None
+            if len(self._digests) > self.MAX_COUNT:
+                del self._digests[next(iter(self._digests))]
 
     def __contains__(self, digest: object) -> bool:
         return self._everything or digest in self._digests

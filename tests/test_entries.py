@@ -177,10 +177,14 @@ async def test_damage_in_transit_keeps_the_stored_entry(fault: Fault, times: int
 
 def test_replaceable_is_bounded_and_forgets_the_oldest() -> None:
     replaceable = Replaceable(everything=False)
-    digests = [number.to_bytes(32, "big") for number in range(Replaceable.MAX_COUNT + 10)]
+    digests = [number.to_bytes(32, "big") for number in range(2 * Replaceable.MAX_COUNT)]
     for digest in digests:
         replaceable.add(digest)
-    assert [each for each in digests[:20] if each in replaceable] == digests[10:20]
+        replaceable.add(digests[0])  # the digest that is added again stays
+    assert sum(each in replaceable for each in digests) == Replaceable.MAX_COUNT
+    assert digests[0] in replaceable
+    assert digests[1] not in replaceable
+    assert digests[-1] in replaceable
 
 
 async def test_a_replaceable_entry_is_replaced_by_its_own_variant_only() -> None:

@@ -219,6 +219,8 @@ class Compiles:
     _bypasses: Bypasses
     _events: CompileEvents
     watch_graph: Function[None] = field(init=False)  # watches the first call of a graph
+    # Saved entries with code of an FX entry, by its key, until the first call of that code.
+    built_from: dict[str, list[Frame]] = field(default_factory=dict, init=False)
     # Several graphs may be compiled in one context, one after the other (DDPOptimizer), and their
     # backwards later: by AOTAutograd's number, in the order of their lookups.
     contexts: weakref.WeakKeyDictionary[TracingContext, dict[int, Compile | TorchsCompile]] = field(
@@ -542,6 +544,8 @@ class Compiles:
                     self._engine.record(Event("save", now, saved.elapsed_s, key, entry.size))
                     for graph in graphs_of(saving.result):
                         part = getattr(graph, "_fx_graph_cache_key", None) or ""
+                        if part in self.built_from:
+                            self.built_from[part].append(entry)
                         if contains and part in self.parts:
                             self._engine.contain(part, self.parts.pop(part))
         if not is_saved:

@@ -287,7 +287,13 @@ class Lookups:
             reusing=graph.source_code if reusing else "",
         )
 
-        finish = partial(setattr, graph, internals.CALLABLE)
+        def finish(code: Function[object]) -> None:
+            setattr(graph, internals.CALLABLE, code)
+            if lookup.level is FX:
+                self.compiles.built_from.pop(str(lookup.key), None)
+
+        if lookup.level is FX:
+            call.built = self.compiles.built_from.setdefault(str(lookup.key), [])
         setattr(graph, internals.CALLABLE, call.watched(function, finish))
 
     def _first_call(

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -725,6 +725,7 @@ class FirstCall:
     code: CodeType | None = None  # of the frame that calls it, if Dynamo compiles that
     # Returns the outcome of a call that raised.
     heal: Callable[[FirstCall, Inputs, Exception, Function[object]], Outcome]
+    built: list[Frame] = field(default_factory=list)  # entries that were saved with this code
 
     def watched(
         self, function: Function[object], finish: Callable[[Function[object]], None]
@@ -764,6 +765,8 @@ class FirstCall:
 
     def set_aside(self, why: str, *, is_proven: bool) -> str:
         """Set the entry aside; return what becomes of it. Dynamo compiles the frame again."""
+        for entry in self.built:
+            self.engine.set_aside(entry, why, is_proven=is_proven)
         fate = self.engine.set_aside(self.entry, why, is_proven=is_proven)
         self.take_back(why)
         if self.code is not None:

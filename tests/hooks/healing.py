@@ -94,6 +94,11 @@ def unknown(x: Any) -> Any:
     return _opaque(x.sin()) * 2
 
 
+def known(x: Any) -> Any:
+    """A graph that is cached as a whole, and has the same FX graph."""
+    return (x.sin().cos() * 3) * 2
+
+
 def _call(function: Any, *, grad: bool, value: float = 1.0) -> list[Any]:
     """Return outputs, gradient, input and the state of random numbers after a call."""
     torch.manual_seed(0)
@@ -117,6 +122,7 @@ def _calls(
     at: str,
     program: str,
     *,
+    reader: str = "",
     grad: bool = False,
     backward: bool = False,
     line: str = RAISE,
@@ -126,7 +132,10 @@ def _calls(
     machines: Sequence[str] = ("first", "second"),
     **options: Any,
 ) -> dict[str, Any]:
-    """Break the entries of a program, and call it on two other machines; return the outcomes."""
+    """Break the entries of a program, and call it on two other machines; return the outcomes.
+
+    With ``reader``, they call this program.
+    """
     function = globals()[program]
     calm = _call(torch.compile(function, backend="aot_eager"), grad=grad)
     with machine_here(url, f"{at}/writer", **options | {"mode": "read-write"}) as cache:
@@ -139,7 +148,7 @@ def _calls(
     for name in machines:
         warnings.clear()
         with machine_here(url, f"{at}/{name}", **options) as cache:
-            compiled, outcomes = torch.compile(function), list[Any]()
+            compiled, outcomes = torch.compile(globals()[reader or program]), list[Any]()
             for _ in range(3):
                 torch.manual_seed(0)
                 try:

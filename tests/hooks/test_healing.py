@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "inference": WHOLE,
     "backward": {**WHOLE, "grad": True, "backward": True},
     "FX graph": {"program": "unknown"},
+    "FX graph in a whole graph": {"program": "unknown", "reader": "known"},
     "FX graph of a backward": {"program": "unknown", "grad": True, "backward": True},
     "random": {**WHOLE, "program": "random", "last": True},
     "adding": {**WHOLE, "program": "adding", "last": True},
@@ -46,6 +47,7 @@ def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.param("inference", "a", marks=nightly),
         pytest.param("random", "a", marks=slow),  # its first code has drawn some before it raises
         pytest.param("FX graph", "f", marks=slow),
+        pytest.param("FX graph in a whole graph", "f", marks=slow),
         pytest.param("FX graph of a backward", "", marks=nightly),
     ],
 )

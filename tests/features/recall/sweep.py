@@ -333,6 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.compiler.reset()
     total = Verdicts()
     with tempfile.TemporaryDirectory(prefix="s3cache-sweep-") as root:
+        Path(root, "here").mkdir()
+        os.chdir(f"{root}/here")  # some methods that are tried write files
         lists = [
             [
                 each
