@@ -28,7 +28,6 @@ KINDS = {
     "fixed": "the answer depends on its arguments and on torch only",
     "aside": "the answer does not change Dynamo's result",
     "refused": "the frame is refused",
-    "open": "nothing records it: a hole",
 }
 _MODULES = """source side_effects symbolic_convert trace_rules utils guards bytecode_analysis
 bytecode_transformation""".split()  # noqa: SIM905 - one word a line is harder to read
@@ -114,7 +113,7 @@ class Row:
         digests: of the function's source, by release.
         name: the module and the function, or a table of folds with one of its functions.
         note: what is asked, in words of the source; after a colon, where the answer is; in
-            brackets, programs in which it is missing.
+            brackets, programs that ask it.
     """
 
     how: str
@@ -129,7 +128,7 @@ class Row:
 
     @property
     def examples(self) -> list[str]:
-        """The names of programs in which the answer is missing."""
+        """The names of programs that ask it."""
         return _EXAMPLE.findall(self.note)
 
     def __str__(self) -> str:

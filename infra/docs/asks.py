@@ -12,11 +12,10 @@ from benchmarks.render import fill
 from infra import asks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recall.md"
-_SHOWN = 3  # functions of one hole; the table has them all
 
 
 def summary() -> str:
-    """Return a row for each way to have an answer, and one for each hole."""
+    """Return a row for each way to have an answer."""
     rows = asks.table()
     counts = Counter((row.how, release) for row in rows for release in row.digests)
     lines = [
@@ -26,18 +25,7 @@ def summary() -> str:
             f"| `{how}` | {words} | {' | '.join(str(counts[how, r]) for r in asks.RELEASES)} |"
             for how, words in asks.KINDS.items()
         ),
-        "",
-        "| not recorded yet | asked by |",
-        "|---|---|",
     ]
-    holes: dict[str, list[str]] = {}
-    for row in rows:
-        if row.how == "open":
-            holes.setdefault(row.answer, []).append(row.name)
-    for words, names in sorted(holes.items()):
-        shown = [f"`{name}`" for name in sorted(names)[:_SHOWN]]
-        more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-        lines.append(f"| {words} | {', '.join(shown + more)} |")
     return "\n".join(lines) + "\n"
 
 

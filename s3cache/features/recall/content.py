@@ -65,6 +65,7 @@ _NO_MEMBERS = frozenset(
 _CODE = (types.FunctionType, types.ModuleType, types.CodeType, type, *NATIVE)
 #: Attributes of a function that change how Dynamo treats a call, and run code during the trace.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
+_OF_REGION = "marked_compile_region"  # in the names of options of a nested region
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
 #: Attributes of a function in which torch remembers something, at the first call.
 _MEMOS = frozenset({"__dynamo_disable"})
@@ -152,6 +153,8 @@ class ContentDescriber:
             raise UnidentifiedError("an optimizer, which Dynamo reads as a whole")
         if self._part(value) is not None:
             return self._code(value)
+        if kind.__module__ == names.DECORATORS:
+            raise UnidentifiedError(f"a {kind.__qualname__}, which changes options of Dynamo")
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return f"{kind.__name__} {value}"
         if isinstance(value, enum.Enum):
@@ -238,7 +241,11 @@ class ContentDescriber:
             self.modules.append(value)
             return f"module {value.__name__}"
         if isinstance(value, types.MethodType):
-            return part.all("method", [value.__func__, type(value.__self__)])
+            owner = type(value.__self__)
+            text = part.all("method", [value.__func__, owner])
+            # Dynamo reads the mode of a decorator, such as torch.inference_mode, without a source.
+            is_torchs = origin_of(owner).kind == "torch" and callable(getattr(owner, "clone", None))
+            return f"{text} {plain_content(value.__self__)}" if is_torchs else text
         if (wrapped := wrapped_parts(value)) is not None:
             return part.all(type(value).__name__, wrapped)
         if isinstance(value, NATIVE):
@@ -263,10 +270,10 @@ class ContentDescriber:
         name = f"{function.__module__}.{function.__qualname__}"
         own = [
             # The attributes of a function of torch have no sources.
-            f"{mark}={_Shallow().of(marks[mark])}" if is_torchs else mark
+            f"{mark}={_Shallow().of(marks[mark])}" if is_torchs or _OF_REGION in mark else mark
             for mark in sorted({*marks} - _MEMOS)
         ]
-        return f"function {name} {_digest_of_code(code)} {given} {own}"
+        return f"function {name} {_digest_of_code(code)} {given} {own} {_treatment(function)}"
 
     def note(self, code: types.CodeType, names: dict[str, object]) -> None:
         """Note code and its nested code with the global names that it runs under."""
@@ -417,7 +424,13 @@ def _native(value: object) -> str:
     if owner is not None and not isinstance(owner, (type, types.ModuleType)):
         owner = type(owner)
     of = getattr(owner, "__name__", ""), getattr(value, "__module__", "")
-    return f"native {of} {getattr(value, '__name__', '')}"
+    return f"native {of} {getattr(value, '__name__', '')} {_treatment(value)}"
+
+
+def _treatment(function: object) -> str:
+    """Return which sets of functions that Dynamo treats differently have a function."""
+    marked = (each.get() for each in names.MARKED_FUNCTIONS)
+    return "".join(str(number) for number, ids in enumerate(marked) if id(function) in ids)
 
 
 def _plain(value: object) -> str:

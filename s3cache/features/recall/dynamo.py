@@ -151,7 +151,11 @@ def accelerators() -> str:
     """Return the properties of this machine's accelerators that traced code may read."""
     import torch
 
-    found: list[object] = []
+    found: list[object] = [names.private_device.get()(), names.cudnn_enabled.get()()]
+    for module in (torch.accelerator, torch.xpu, torch.mps, torch.mtia):
+        found.append(module.is_available())
+    if torch.xpu.is_available():
+        found += map(torch.xpu.get_device_properties, range(torch.xpu.device_count()))
     cuda: Any = torch.cuda
     if torch.version.cuda or torch.version.hip:
         found.append(cuda.is_available())
@@ -252,4 +256,6 @@ def options_of_dynamo() -> str | None:
     # Names and values of inputs with sizes that may change.
     common = sorted(names.common_options.get()().items())
     sizes = [each for each in common if each[0].startswith(("dynamic_", "unbacked_"))]
-    return None if own is None else f"{own}\n{sizes}"
+    # An environment variable decides, at its first use.
+    tensorifies = names.tensorifies.expected and names.tensorifies.get()()
+    return None if own is None else f"{own}\n{sizes}\n{tensorifies}"

@@ -27,13 +27,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from s3cache.entries import LabelledKey, labelled_key
-from s3cache.features.recall import KEYS, RecallOptions, dynamo, names
+from s3cache.features.recall import KEYS, RecallOptions, RecallReason, dynamo, names
 from s3cache.features.recall.agreement import Agreement, buried_condition
 from s3cache.features.recall.candidate import KIND, Candidate, renamed, unpacked
 from s3cache.features.recall.comparison import FrameComparison
 from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
 from s3cache.features.recall.guards import LateGuards
-from s3cache.features.recall.questions import ASKING, RAISED, Question
+from s3cache.features.recall.questions import ASKING, RAISED, Question, of_identity
 from s3cache.features.recall.recording import PythonFrame, Recording
 from s3cache.features.recall.sources import RefusedError
 from s3cache.graph import (
@@ -92,6 +92,12 @@ def _forget_handlers() -> None:
     """Make Dynamo bind its methods for functions of Python again, so that it reaches the hooks."""
     if names.handlers.place.partition(":")[0] in sys.modules:
         names.handlers.get().clear()
+
+
+def _refuse_call(
+    code: RecallReason, why: str, recording: Recording, *_: object, **__: object
+) -> None:
+    recording.refused = recording.refused or RefusedError(code, why)
 
 
 class Recall:
@@ -439,6 +445,9 @@ class Recall:
         noted: list[tuple[Internal[Any], Callable[..., None]]] = [
             (names.build_variable, lambda it, builder, x: it.reads.append((builder.source, x))),
             (names.build_sourceless, lambda it, tx, x: it.sourceless.append(x)),
+            (names.make_constant, lambda it, _, *args, **kwargs: it.note_constant(*args, **kwargs)),
+            (names.make_random, partial(_refuse_call, "random", "uses an object of random.Random")),
+            (names.run_comptime, partial(_refuse_call, "code", "runs code of comptime")),
             (names.update_automatic_dynamic, lambda it, tx, x, *_, **__: it.dynamic.append(x)),
         ]
         for function, note in noted:
@@ -446,6 +455,10 @@ class Recall:
         for function, questions in ASKING:
             if function.expected:
                 patches.wrap(function, partial(self._asks, questions))
+        comparisons = names.comparisons.get()
+        for name in ("is", "is not"):
+            patches.callback(comparisons.__setitem__, name, comparisons[name])
+            comparisons[name] = partial(self._asks, of_identity, comparisons[name])
         wrap_parts = partial(patches.wrap, names.compile_parts, self._compile_parts)
         patches.callback(when_imported(names.DDP_OPTIMIZER, wrap_parts))
         patches.callback(self._session.events.looked_up.subscribe(self._looked_up))

@@ -18,7 +18,7 @@ _BUILDER = f"{_VARIABLES}.builder"
 _BUILTIN = f"{_VARIABLES}.builtin:BuiltinVariable"
 _C = "torch._C"
 _CONFIG = "torch._dynamo.config"
-_DECORATORS = "torch._dynamo.decorators"
+DECORATORS = "torch._dynamo.decorators"
 _FRAME = "torch._dynamo.convert_frame"
 _GUARDS = "torch._dynamo.guards"
 _MODULE = f"{_VARIABLES}.misc:PythonModuleVariable"
@@ -40,6 +40,23 @@ AUTOCAST = Fields(
 sources = AnyObject("torch._dynamo.source", feature=FEATURE)
 source_class = AnyClass("torch._guards:Source", feature=FEATURE)
 build_variable = AnyFunction(f"{_BUILDER}:VariableBuilder.__call__", feature=FEATURE)
+make_constant = AnyFunction(f"{_VARIABLES}.constant:ConstantVariable.__init__", feature=FEATURE)
+make_random = AnyFunction(f"{_VARIABLES}.misc:RandomVariable.__init__", feature=FEATURE)
+run_comptime = AnyFunction(f"{_VARIABLES}.misc:ComptimeVariable.call_function", feature=FEATURE)
+set_methods = (
+    AnyFunction(f"{_VARIABLES}.dicts:SetVariable._fast_set_method", until=(2, 12), feature=FEATURE),
+    AnyFunction(
+        f"{_VARIABLES}.sets:SetVariable._fast_set_method",
+        since=(2, 12),
+        until=(2, 15),
+        feature=FEATURE,
+    ),
+    AnyFunction(
+        f"{_VARIABLES}.sets:BaseSetVariable._fast_set_method", since=(2, 15), feature=FEATURE
+    ),
+)
+#: What evaluates ``is`` and other comparisons, by name.
+comparisons = AnyObject("torch._dynamo.symbolic_convert:compare_op_handlers", feature=FEATURE)
 build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=FEATURE)
 # Calls and accesses in which Dynamo may fold an answer of the process.
 is_instance = AnyFunction(f"{_BUILTIN}.call_isinstance", feature=FEATURE)
@@ -69,17 +86,28 @@ load_builtin = AnyFunction(
     feature=FEATURE,
 )
 import_module = AnyFunction("torch._dynamo.symbolic_convert:_import_module", feature=FEATURE)
+#: Sets of functions, by address, that the user has given another treatment.
+MARKED_FUNCTIONS = tuple(
+    AnyObject(f"torch._dynamo.trace_rules:{name}", feature=FEATURE)
+    for name in (
+        "_allowed_callable_ids",
+        "_disallowed_callable_ids",
+        "_leaf_function_ids",
+        "_nonstrict_trace_callable_ids",
+        "_polyfilled_function_ids",
+    )
+)
 closure_vars = AnyFunction(f"{_GUARDS}:_get_closure_vars", feature=FEATURE)
 dispatch_keys = AnyFunction(f"{_C}:_dispatch_keys", feature=FEATURE)
 #: Attributes of tensors with marks of the user, or of Dynamo.
-(STATIC_DIMS,) = Fields(f"{_DECORATORS}:mark_static", "_dynamo_static_indices", feature=FEATURE)
-(DYNAMIC_DIMS,) = Fields(f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_indices", feature=FEATURE)
+(STATIC_DIMS,) = Fields(f"{DECORATORS}:mark_static", "_dynamo_static_indices", feature=FEATURE)
+(DYNAMIC_DIMS,) = Fields(f"{DECORATORS}:mark_dynamic", "_dynamo_dynamic_indices", feature=FEATURE)
 (RANGES,) = Fields(
-    f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_range", until=(2, 15), feature=FEATURE
+    f"{DECORATORS}:mark_dynamic", "_dynamo_dynamic_range", until=(2, 15), feature=FEATURE
 )
-Fields(f"{_DECORATORS}:_set_dim_range", RANGES, since=(2, 15), feature=FEATURE)
+Fields(f"{DECORATORS}:_set_dim_range", RANGES, since=(2, 15), feature=FEATURE)
 (STATIC_INPUT,) = Fields(
-    f"{_DECORATORS}:mark_static_address", "_dynamo_static_input_type", feature=FEATURE
+    f"{DECORATORS}:mark_static_address", "_dynamo_static_input_type", feature=FEATURE
 )
 
 # -- the state of the process and of a compile
@@ -105,6 +133,9 @@ functorch_layer = AnyFunction(f"{_C}:_functorch.peek_interpreter_stack", feature
 dual_level = Internal[int](f"{_AUTOGRAD}.forward_ad:_current_level", feature=FEATURE)
 saving_hooks = AnyFunction(f"{_C}:_autograd._top_saved_tensors_default_hooks", feature=FEATURE)
 _modules = AnyObject("torch.nn.modules.module", feature=FEATURE)
+tensorifies = AnyFunction(f"{_UTILS}:_is_tensorify_enabled", since=(2, 13), feature=FEATURE)
+cudnn_enabled = Predicate(f"{_C}:_get_cudnn_enabled", feature=FEATURE)
+private_device = Internal[Function[str]](f"{_C}:_get_privateuse1_backend_name", feature=FEATURE)
 exceeds_recompile_limit = AnyFunction(
     "torch._dynamo.cache_size:exceeds_recompile_limit", feature=FEATURE
 )

@@ -118,6 +118,26 @@ def of_call(
         yield Question("call", about, result.as_python_constant() if is_kept else UNKNOWN)
 
 
+def of_set(result: Any, *_: object, **__: object) -> Iterator[Question]:
+    """Refuse a set that a method makes, if the order of its elements has a seed."""
+    found = None if result is RAISED else result.as_python_constant()
+    values = list(found) if isinstance(found, (set, frozenset)) else []
+    if len(values) > 1 and not all(isinstance(each, (int, float, complex)) for each in values):
+        raise RefusedError("object", f"makes {found!r}, and the order of a set varies")
+    yield from ()
+
+
+def of_identity(result: Any, tx: object, values: Any, _: object) -> Iterator[Question]:
+    """Refuse to compare the identity of equal constants, which Python may share or not."""
+    left, right = values
+    if result is not RAISED and left.is_python_constant() and right.is_python_constant():
+        one, other = left.as_python_constant(), right.as_python_constant()
+        is_shared = type(one) in _SHARED and type(one) is type(other) and one == other
+        if is_shared and not (type(one) is int and -5 <= one <= 256):
+            raise RefusedError("object", f"asks whether {one!r} is another one")
+    yield from ()
+
+
 def of_text(result: object, variable: Any, tx: object, value: Any) -> Iterator[Question]:
     """Ask for the ``str`` of an object without its own ``__str__``.
 
@@ -134,6 +154,7 @@ def of_text(result: object, variable: Any, tx: object, value: Any) -> Iterator[Q
 ASKING: Final[tuple[tuple[Any, Callable[..., Iterator[Question]]], ...]] = (
     *((each, of_classes) for each in (names.is_instance, names.is_subclass)),
     *((each, of_call) for each in (names.call_torch, names.call_skipped, names.call_polyfilled)),
+    *((each, of_set) for each in names.set_methods),
     (names.text_of, of_text),
     (names.has_attribute, of_attribute),
     (names.attribute_of_module, of_other_attribute),
@@ -141,6 +162,8 @@ ASKING: Final[tuple[tuple[Any, Callable[..., Iterator[Question]]], ...]] = (
     (names.subscript, of_key),
     (names.load_builtin, of_builtin),
 )
+#: Types of constants, of which equal ones may be one object.
+_SHARED: Final = frozenset({int, float, complex, str, bytes, tuple, frozenset})
 #: Modules of Python with functions that only depend on their arguments.
 _PURE: Final = frozenset({"re", "math"})
 #: Functions with an answer that the frame itself may change: the key of the frame has their state.

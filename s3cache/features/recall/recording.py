@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,13 +51,19 @@ _OF_NO_OBJECT = frozenset(
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 
-# Attributes that Dynamo reads without a source: where code is, and what a view belongs to.
+# Attributes that Dynamo reads without a source: where code is, what a view belongs to, functions
+# of identity, and methods with results that have a seed or an address.
 _IN_NO_TEXT = frozenset(
     """
-    _base co_filename co_firstlineno co_lines co_lnotab co_linetable co_positions f_lineno lineno
+    __hash__ __reduce_ex__ __repr__ __subclasscheck__ _base co_filename co_firstlineno co_lines
+    co_lnotab co_linetable co_positions f_lineno is_ is_not lineno
     tb_frame tb_lasti tb_lineno tb_next
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
+
+
+# In texts of objects and modules.
+_PLACE = re.compile("0x[0-9a-fA-F]{6}|<module .* from ")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +83,7 @@ class Recording:
     frame: PythonFrame
     reads: list[tuple[Source, object]] = field(default_factory=list)
     sourceless: list[object] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)  # texts without a source
     asked: list[Question] = field(default_factory=list)
     lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
     dynamic: list[str] = field(default_factory=list)
@@ -96,6 +104,11 @@ class Recording:
             elif not isinstance(exc, RefusedError):
                 exc = RefusedError("error", repr(exc))
             self.refused = self.refused or exc
+
+    def note_constant(self, value: object, source: Source | None = None, **_: object) -> None:
+        """Note a text that Dynamo makes."""
+        if source is None and type(value) is str:
+            self.made.add(value)
 
     def traced(self, graph: Any, *, filtered: bool) -> None:
         """Store the reads while all objects are unchanged; raise an error to refuse the frame."""
@@ -203,7 +216,10 @@ class Recording:
             }
             where = "" if names is self.frame.names else str(names.get("__name__", ""))
             read[where] = names
-        if unread := mentioned & _IN_NO_TEXT:
+        placed = (text for text in self.made.difference(strings) if _PLACE.search(text))
+        if (text := next(placed, None)) is not None:
+            raise RefusedError("object", f"makes a text with an address or a path: {text[:80]}")
+        if unread := mentioned.union(self.made, strings) & _IN_NO_TEXT:
             raise RefusedError("source", f"may read {min(unread)}, which is not compared")
         if self._reads_environment and (own := next(filter(NOT_COMPARED.match, strings), None)):
             raise RefusedError("source", f"may read {own}, which is not compared")

@@ -1,6 +1,6 @@
 """Change one thing that Dynamo read: the frame that was traced before must not be recalled.
 
-    python -m tests.features.recall.run [--recall on|check|precompile] [--open] [--jobs 2] [NAME]
+    python -m tests.features.recall.run [--recall on|check|precompile] [--jobs 2] [NAME]
 
 Each program runs in its variant A (twice, on two machines with one store) and in its variant B. If
 the change can be made while it runs, it also runs as A that becomes B, and must then compile as
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.equal.observe import SEEN, difference
-from tests.features.recall.programs import Program, all_programs, programs_in
+from tests.features.recall.programs import Program, all_programs
 from tests.support import compiled
 from tests.support.machines import Machine, remote_url
 
@@ -193,11 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recall", default="on", choices=("off", "check", "on", "precompile"))
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time (2)")
     parser.add_argument("--sample", type=int, help="the number of programs")
-    parser.add_argument("--open", action="store_true", help="programs for which it may be wrong")
     options = parser.parse_args(arguments)
     programs = sample(options.sample) if options.sample else [*all_programs()]
-    if options.open:
-        programs = programs_in(Path(__file__).with_name("open.txt"))
     chosen = [
         program
         for program in programs

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from infra import asks
-from tests.features.recall.programs import all_programs, programs_in
+from tests.features.recall.programs import all_programs
 from tests.support.marks import slow
 
 RELEASE = version("torch").partition("+")[0]
 ROWS = {row.name: row for row in asks.table()}
-OPEN = Path(__file__).with_name("open.txt")
 _ASKING = '''
 class ListVariable:
     def call_obj_hasattr(self, tx, name):
@@ -47,11 +46,7 @@ def test_each_function_that_asks_something_is_in_the_table_as_it_was_read() -> N
 
 def test_each_row_says_how_recall_has_the_answer() -> None:
     assert [row.name for row in ROWS.values() if row.how not in asks.KINDS] == []
-    assert [row.name for row in ROWS.values() if row.how == "open" and not row.examples] == []
-
-
-def test_each_hole_has_a_program_that_falls_into_it() -> None:
-    programs = {each.name.partition("/")[2] for each in (*programs_in(OPEN), *all_programs())}
+    programs = {each.name.partition("/")[2] for each in all_programs()}
     named = {name for row in ROWS.values() for name in row.examples}
     assert named - programs == set()
 
