@@ -170,7 +170,7 @@ class Bench:
             "TORCHINDUCTOR_REDIS_URL": redis_url,
         }
         ours = replace(request, s3cache=True)
-        shared = self._s3cache("shared")
+        shared = {**self._s3cache("shared"), "S3CACHE_RECALL": "off"}
         recall = {**shared, "S3CACHE_RECALL": "on"}
         precompile = {"TORCH_CACHING_PRECOMPILE": "1"}
         quiet = {"TORCH_LOGS": "-dynamo"}  # no line for each guard that precompile drops

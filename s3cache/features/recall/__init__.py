@@ -49,7 +49,7 @@ RecallReason: TypeAlias = Literal[
 class RecallOptions:
     """The options of recall."""
 
-    recall: Recall = option("off", choice(*get_args(Recall)))
+    recall: Recall = option("auto", choice(*get_args(Recall)))
     recall_canary: int = option(50, count())
 
 
