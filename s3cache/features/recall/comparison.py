@@ -28,10 +28,14 @@ class FrameComparison:
 
     Attributes:
         difference: the first difference in words; ``""`` if there is none.
+
+    ``contents`` may have texts of objects from other comparisons, if nothing has changed since.
     """
 
-    def __init__(self, candidate: Candidate, frame: PythonFrame) -> None:
-        self.candidate, self._frame = candidate, frame
+    def __init__(
+        self, candidate: Candidate, frame: PythonFrame, contents: ContentDescriber
+    ) -> None:
+        self.candidate, self._frame, self._contents = candidate, frame, contents
         self._places = Sources(frame.variables, frame.names, candidate.rows)
         self._added: list[str] = []  # global names of modules
         self.difference = "cannot be compared"
@@ -62,7 +66,7 @@ class FrameComparison:
             file = getattr(sys.modules.get(package), "__file__", None)
             if not file or origin_of_file(file).name != version:
                 return f"library {package}"
-        contents, symbols = ContentDescriber(), set(made.symbols)
+        contents, symbols = self._contents, set(made.symbols)
         first: dict[int, int] = {}
         for index, (number, expected, same, is_state) in enumerate(made.reads):
             try:

@@ -24,13 +24,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.recall import KEYS, RecallOptions, RecallReason, dynamo, names
 from s3cache.features.recall.agreement import Agreement, buried_condition
 from s3cache.features.recall.candidate import KIND, Candidate, renamed, unpacked
 from s3cache.features.recall.comparison import FrameComparison
+from s3cache.features.recall.content import ContentDescriber
 from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
 from s3cache.features.recall.guards import LateGuards
 from s3cache.features.recall.questions import ASKING, RAISED, Question, of_identity
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 logger = logger_of("recall")
 
 _numbers = itertools.count()  # in global names
-_MAX_CANDIDATES = 16
+_MAX_CANDIDATES = 64  # beyond them, nothing is saved under a key
+_Candidates: TypeAlias = "tuple[list[tuple[Candidate, EntryFrame, str]], set[str]]"
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
@@ -82,6 +84,7 @@ class _Call:
     # Candidates that fit, with their entries; conditions under which results have differed.
     fits: list[tuple[FrameComparison, EntryFrame]] = field(default_factory=list)
     buried: set[str] = field(default_factory=set)
+    is_full: bool = False  # there are too many candidates to save another one
 
 
 class _OfThread(threading.local):
@@ -114,6 +117,7 @@ class Recall:
         self._patches = Patches()
         self._checks = engine.settings.of(RecallOptions).recall == "check"
         self._agreement = Agreement(engine)
+        self._known: dict[str, _Candidates] = {}  # by key, if there are several
         # Code that resumes after a graph break, by its function: shared by all instances.
         self._resumes: weakref.WeakKeyDictionary[types.CodeType, dict[bytes, types.CodeType]] = (
             weakref.WeakKeyDictionary()
@@ -211,27 +215,15 @@ class Recall:
 
     def _find(self, call: _Call) -> FrameComparison | None:
         """Return a candidate that matches the live objects and may be used, if there is one."""
-        candidates: list[tuple[Candidate, EntryFrame, str]] = []
         differences: list[str] = []
-        recache = self._engine.settings.recache
-        lookup = self._engine.candidates(call.key, KIND, replaced=True)
-        for hit in lookup:
-            try:
-                if condition := buried_condition(hit.entry):
-                    call.buried.add(condition)
-                    continue
-                candidates.append((Candidate.decode(hit.entry), hit.entry, hit.tier))
-                if not recache:
-                    lookup.accept(hit)
-            except Exception as exc:  # noqa: BLE001 - whatever it holds
-                lookup.reject(hit, exc)
-            if len(candidates) >= _MAX_CANDIDATES:
-                break
-        for candidate, entry, tier in sorted(candidates, key=lambda item: item[0].wildcards):
+        recache, contents = self._engine.settings.recache, ContentDescriber()
+        candidates, call.buried = self._candidates(call.key)
+        call.is_full = len(candidates) >= _MAX_CANDIDATES
+        for candidate, entry, tier in candidates:
             if candidate.variant in self._unusable or candidate.condition in call.buried:
                 continue
             try:
-                comparison = FrameComparison(candidate, call.frame)
+                comparison = FrameComparison(candidate, call.frame, contents)
             except Exception as exc:  # noqa: BLE001 - objects that cannot be read any more
                 logger.debug("a candidate for %s does not fit: %r", call.frame.code.co_name, exc)
                 differences.append(f"cannot be compared: {exc}")
@@ -254,6 +246,33 @@ class Recall:
         reason = Reason.FORCED if call.replaces else Reason.GUARD if candidates else Reason.ABSENT
         self._record_lookup(call, "miss", reason, differences)
         return None
+
+    def _candidates(self, key: LabelledKey) -> _Candidates:
+        """Return the candidates under a key, those with fewer wildcards first, and what is buried.
+
+        The layers of a model often share a key, and each has a candidate. They are kept.
+        """
+        if (known := self._known.get(key)) is not None:
+            return known
+        candidates: list[tuple[Candidate, EntryFrame, str]] = []
+        buried: set[str] = set()
+        lookup = self._engine.candidates(key, KIND, replaced=True)
+        for hit in lookup:
+            try:
+                if condition := buried_condition(hit.entry):
+                    buried.add(condition)
+                    continue
+                candidates.append((Candidate.decode(hit.entry), hit.entry, hit.tier))
+                if not self._engine.settings.recache:
+                    lookup.accept(hit)
+            except Exception as exc:  # noqa: BLE001 - whatever it holds
+                lookup.reject(hit, exc)
+            if len(candidates) >= _MAX_CANDIDATES:
+                break
+        found = sorted(candidates, key=lambda item: item[0].wildcards), buried
+        if len(candidates) > 1:
+            self._known[key] = found
+        return found
 
     def _record_lookup(
         self, call: _Call, outcome: str, reason: str, differences: Sequence[str] = ()
@@ -355,6 +374,9 @@ class Recall:
             return
         if not self._agreement.add(candidate, call.program):
             return
+        if call.is_full and alike is None:
+            return
+        self._known.pop(call.key, None)
         entry = candidate.encode(call.key)
         if alike is not None:
             self._engine.replace(alike[1], entry)

@@ -164,6 +164,40 @@ def test_modules_may_be_deleted_after_a_reset(tmp_path: Path) -> None:
     assert found[1] >= 6
 
 
+def _call_layers(url: str, count: int) -> dict[str, int]:
+    """Compile layers that share code and graph and differ in a constant; return counts."""
+    import torch
+
+    import s3cache
+
+    class Layer(torch.nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x if self.name else x
+
+    with (
+        s3cache.enabled(url, recall="on") as cache,
+        torch._dynamo.config.patch(recompile_limit=count),
+    ):
+        for number in range(count):
+            torch.compile(Layer(f"layer {number}"))(torch.ones(2, 2))
+        assert not cache.flush(60).remaining
+        counts = cache.stats().features["recall"]
+    return {name: int(counts[name]) for name in ("recalled", "traced", "saved")}
+
+
+@slow
+@pytest.mark.timeout(900)
+def test_each_of_many_variants_of_a_frame_is_recalled(tmp_path: Path) -> None:
+    job, url = f"{__name__}:_call_layers", remote_url(tmp_path)
+    first, second = (Machine(tmp_path / f"{n}").run(job, url, 20, server=n).result for n in (0, 1))
+    assert first == {"recalled": 0, "traced": 20, "saved": 20}
+    assert second == {"recalled": 20, "traced": 0, "saved": 0}
+
+
 # -- a miss of a frame is explained by the part of its key that differs, or by what was read
 
 
