@@ -44,13 +44,7 @@ make_constant = AnyFunction(f"{_VARIABLES}.constant:ConstantVariable.__init__", 
 make_random = AnyFunction(f"{_VARIABLES}.misc:RandomVariable.__init__", feature=FEATURE)
 run_comptime = AnyFunction(f"{_VARIABLES}.misc:ComptimeVariable.call_function", feature=FEATURE)
 set_methods = (
-    AnyFunction(f"{_VARIABLES}.dicts:SetVariable._fast_set_method", until=(2, 12), feature=FEATURE),
-    AnyFunction(
-        f"{_VARIABLES}.sets:SetVariable._fast_set_method",
-        since=(2, 12),
-        until=(2, 15),
-        feature=FEATURE,
-    ),
+    AnyFunction(f"{_VARIABLES}:SetVariable._fast_set_method", feature=FEATURE),
     AnyFunction(
         f"{_VARIABLES}.sets:BaseSetVariable._fast_set_method", since=(2, 15), feature=FEATURE
     ),
