@@ -40,6 +40,8 @@ _IGNORED = re.compile(
     r"__(compiled_fn|resume_at|import|builtins_dict|s3cache)_.*|_{3,}.*|_s3cache.*|_|_i*\d*"
     r"|__(builtins|cached|file|loader|path|spec|warningregistry|annotations|doc|name|package)__"
 )
+# Names of modules with code of Inductor, which are digests.
+_GENERATED = re.compile(r"c[a-z2-7]{51}(\.|$)")
 _digests: dict[tuple[str, int], bytes] = {}  # of files, by path and time of the last change
 
 
@@ -196,12 +198,14 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
 
     Compilers load modules too, so a process that compiles has others than one that hits: those
     that torch writes, namespaces without a file, and native ones that are loaded by their path.
+    Modules in C have parts without a file.
     """
     if name == "__mp_main__" or name.startswith("torch.") or origin_of(module).kind != "user":
         return False
     file = getattr(module, "__file__", None)
     if file is None:
-        return not hasattr(module, "__path__")
+        is_part = name.partition(".")[0] in sys.stdlib_module_names
+        return not (is_part or hasattr(module, "__path__") or _GENERATED.match(name))
     on_path = any(path and file.startswith(path + os.sep) for path in sys.path)
     return on_path or not file.endswith((".so", ".pyd"))
 

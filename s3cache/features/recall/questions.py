@@ -167,7 +167,8 @@ _SHARED: Final = frozenset({int, float, complex, str, bytes, tuple, frozenset})
 #: Modules of Python with functions that only depend on their arguments.
 _PURE: Final = frozenset({"re", "math"})
 #: Functions with an answer that the frame itself may change: the key of the frame has their state.
-_OF_STATE: Final = re.compile(r"\w*(autocast|dtype|layer_stack)\w*")
+#: Or the answer is true in each trace.
+_OF_STATE: Final = re.compile(r"\w*(autocast|dtype|layer_stack|is_compiling)\w*")
 
 
 # -- plain data

@@ -140,14 +140,32 @@ def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
     """Write a variant of a program to the program's own folder, and execute it."""
     place = programs / part["name"].replace(" ", "_").replace("/", "-")
     place.mkdir(parents=True, exist_ok=True)
+    place.joinpath("program.py").write_text(part["source"], encoding="utf-8")
+    module = _module(place)
+    module.__dict__["V"] = int(part["variant"] == "B")
+    _execute(module)
+    del module.__dict__["V"]  # it is not part of the program, and a function could see it
+    return module
+
+
+def run_file(place: Path, compile_it: Compile) -> Any:
+    """Run the program of a folder."""
+    sys.path.insert(0, "")
+    _execute(module := _module(place))
+    g = compile_it(module.f) if callable(module.f) else None
+    return module.run(g)
+
+
+def _execute(module: ModuleType) -> None:
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)
+
+
+def _module(place: Path) -> ModuleType:
     path = place / "program.py"
-    path.write_text(part["source"], encoding="utf-8")
     sys.path[0] = str(place)
     spec = importlib.util.spec_from_file_location("program", path)
     assert spec is not None
-    assert spec.loader is not None
     module = sys.modules["program"] = importlib.util.module_from_spec(spec)
-    module.__dict__["V"] = int(part["variant"] == "B")
-    spec.loader.exec_module(module)
-    del module.__dict__["V"]  # it is not part of the program, and a function could see it
     return module

@@ -79,6 +79,15 @@ def test_a_source_counts_even_if_processes_differ_in_it(module: types.ModuleType
     assert difference(facts(), [edited, facts()]) == ""
 
 
+@pytest.mark.parametrize("name", [f"c{'a2' * 25}b.kernel", "pyexpat.errors_of_job"])
+def test_what_compilers_and_parts_in_c_add_does_not_count(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = facts()
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert facts() == before
+
+
 def test_values_in_which_restarts_differed_do_not_count() -> None:
     """Such as a time or the name of a run; but they do as long as one process has run."""
     first: Facts = {"source of train": b"1", "RUN of train": b"1", "WIDTH of train": b"4"}
