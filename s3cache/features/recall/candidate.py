@@ -82,11 +82,10 @@ class Candidate:
     outcome: bytes = b""
     traces: list[Any] = field(default_factory=list)
 
-    def takes_all_of(self, table: int) -> bool:
-        """Return whether the frame reads a dictionary in other ways than by single keys."""
-        return table in self.key_order or any(
-            number == table and kind not in _OF_ONE_KEY for kind, number, *_ in self.guards
-        )
+    def read_as_a_whole(self) -> set[int]:
+        """Return the sources that the frame reads in other ways than by single keys."""
+        guarded = {number for kind, number, *_ in self.guards if kind not in _OF_ONE_KEY}
+        return guarded.union(self.key_order)
 
     @property
     def wildcards(self) -> int:

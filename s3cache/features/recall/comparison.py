@@ -68,6 +68,7 @@ class FrameComparison:
                 return f"library {package}"
         contents, symbols = self._contents, set(made.symbols)
         first: dict[int, int] = {}
+        whole = made.read_as_a_whole()
         for index, (number, expected, same, is_state) in enumerate(made.reads):
             try:
                 value = places.at(number)
@@ -77,7 +78,7 @@ class FrameComparison:
             if is_symbol:
                 text = f"any {type(value).__name__}"
             else:
-                single = None if made.takes_all_of(number) else contents.by_single_keys(value)
+                single = None if number in whole else contents.by_single_keys(value)
                 text = contents.of(value, is_state=is_state) if single is None else single
             if digest(text) != expected or first_read(value, first, index) != same:
                 return str(places.source(number).name)

@@ -153,6 +153,7 @@ class Recording:
             )
         ]
         first: dict[int, int] = {}
+        whole = made.read_as_a_whole()
         codes = (self.frame.code, *graph.tracing_context.traced_code)
         for source, value in (*self.reads, *((each, None) for each in guarded)):
             if source in seen or type(source).__name__ in _OF_NO_OBJECT:
@@ -173,7 +174,7 @@ class Recording:
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
                 continue
             is_state = STATE.search(source.name) is not None
-            single = None if made.takes_all_of(number) else contents.by_single_keys(there)
+            single = None if number in whole else contents.by_single_keys(there)
             self._reads_environment |= single is not None and is_environment(there)
             text = contents.of(there, is_state=is_state) if single is None else single
             if not _is_hash_of_enums(source, codes):

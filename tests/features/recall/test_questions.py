@@ -116,6 +116,6 @@ def test_variables_of_torch_and_s3cache_make_no_difference(
 
 def test_all_names_are_compared_if_a_guard_reads_all_keys() -> None:
     single = [["TYPE_MATCH", 3, [], {}, None], ["DICT_CONTAINS", 3, ["K"], {}, True]]
-    assert not Candidate(guards=single).takes_all_of(3)
-    assert Candidate(guards=[*single, ["DICT_KEYS_MATCH", 3, [], {}, None]]).takes_all_of(3)
-    assert Candidate(guards=single, key_order=[3]).takes_all_of(3)
+    assert 3 not in Candidate(guards=single).read_as_a_whole()
+    assert 3 in Candidate(guards=[*single, ["DICT_KEYS_MATCH", 3, [], {}, None]]).read_as_a_whole()
+    assert 3 in Candidate(guards=single, key_order=[3]).read_as_a_whole()
