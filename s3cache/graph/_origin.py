@@ -180,23 +180,56 @@ def _standard() -> tuple[str, ...]:
 @functools.cache
 def _library(site: str, package: str) -> Origin:
     """Return the distribution that recorded ``package`` as installed, or the user."""
-
     own = package.lower().replace("-", "_")
-    records = sorted(Path(site).glob("*.dist-info/RECORD"))
-    # A distribution of the same name is the first.
-    for record in sorted(records, key=lambda it: it.parent.name.lower().partition("-")[0] != own):
-        try:
-            lines = record.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            continue
-        # Machines record compiled files differently, or not at all.
-        listed = [line for line in lines if line.startswith((f"{package}/", f"{package},"))]
-        listed = sorted(line for line in listed if ".pyc," not in line)
-        if listed:
-            name, _, version = record.parent.stem.partition("-")
-            digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:32]
-            return Origin("library", f"{package} {name} {version} {digest}")
+    changed_ns = os.stat(site).st_mtime_ns
+    records = _records(site, changed_ns)
+    # A distribution of the same name is the first. Reading all lists takes long.
+    named = (each for each in records if each.parent.name.lower().partition("-")[0] == own)
+    for record in named:
+        if listed := _listed(record, package):
+            return _distribution(record, package, listed)
+    for record in _owners(site, changed_ns).get(package, ()):
+        if listed := _listed(record, package):
+            return _distribution(record, package, listed)
     return Origin("user", package)
+
+
+@functools.lru_cache(maxsize=64)
+def _records(site: str, changed_ns: int) -> list[Path]:
+    """Return the lists of files of the distributions in a directory, as of its last change."""
+    return sorted(Path(site).glob("*.dist-info/RECORD"))
+
+
+@functools.lru_cache(maxsize=64)
+def _owners(site: str, changed_ns: int) -> dict[str, list[Path]]:
+    """Return the lists of files with a package or a module in them, by its name."""
+    found: dict[str, list[Path]] = {}
+    for record in _records(site, changed_ns):
+        for name in {line.partition(",")[0].partition("/")[0] for line in _lines(record)}:
+            found.setdefault(name, []).append(record)
+    return found
+
+
+def _lines(record: Path) -> list[str]:
+    try:
+        return record.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _listed(record: Path, package: str) -> list[str]:
+    """Return the lines about the files of a package, without compiled files.
+
+    Machines record these differently, or not at all.
+    """
+    own = (line for line in _lines(record) if line.startswith((f"{package}/", f"{package},")))
+    return sorted(line for line in own if ".pyc," not in line)
+
+
+def _distribution(record: Path, package: str, listed: Iterable[str]) -> Origin:
+    name, _, version = record.parent.stem.partition("-")
+    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:32]
+    return Origin("library", f"{package} {name} {version} {digest}")
 
 
 # -- is a value in torch torch's own?
