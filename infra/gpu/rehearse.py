@@ -197,6 +197,8 @@ def run(
     for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME"):
         environment.pop(name, None)
     environment |= {"S3CACHE_URL": f"file://{shared / 'store'}", "S3CACHE_STRICT": "yes"}
+    # Recall has not run on a GPU yet: REHEARSAL_RECALL=on tries it.
+    environment["S3CACHE_RECALL"] = os.environ.get("REHEARSAL_RECALL", "off")
     environment |= {**counted_assemblers(place), **gpu}
     if gpu or before:
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -339,6 +341,7 @@ def work(shared: Path, names: list[str]) -> None:
                 "benchmarks": None if benchmarks is None else len(benchmarks),
                 "hits": counters["aot_autograd"]["autograd_cache_hit"],
                 "compiled": counters["inductor"]["fxgraph_cache_miss"],
+                "recall": dict(cache.stats().features["recall"]),
                 "left": [
                     each for at in cache.engine.recorded().records[earlier:] for each in at.left
                 ],

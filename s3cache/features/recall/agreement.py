@@ -25,7 +25,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from s3cache.artifact import section_of
 from s3cache.entries import LabelledKey, labelled_key
-from s3cache.features.recall import KEYS, RecallOptions
+from s3cache.features.recall import KEYS, RecallOptions, dynamo
 from s3cache.features.recall.candidate import KIND, Candidate, encoded
 from s3cache.features.recall.program import Facts, Program, difference, digest_of_facts
 from s3cache.util.logs import logger_of
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 logger = logger_of("recall")
 
-#: Why a candidate that fits is not used: another program, traced by one process only, a canary.
-Objection: TypeAlias = Literal["program", "unconfirmed", "canary"]
+#: Why a candidate that fits is not used: another program, traced by one process only, a canary, an
+#: accelerator on which recall has not been tested.
+Objection: TypeAlias = Literal["program", "unconfirmed", "canary", "device"]
 #: How many processes a candidate lists: the newest.
 _MAX_TRACES: Final = 8
 _PROGRAM, _TOMBSTONE = "program", "tombstone"
@@ -73,6 +74,8 @@ class Agreement:
             return "program", why
         if len({process for process, *_ in candidate.traces}) < self._traces_needed:
             return "unconfirmed", "no other process has traced it yet"
+        if self._traces_needed > 1 and dynamo.uses_accelerator():
+            return "device", "recall has not been tested with an accelerator (recall=on uses it)"
         return ("canary", "this start is a canary") if self._is_canary else None
 
     def other_program(self, candidate: Candidate, program: bytes) -> str:

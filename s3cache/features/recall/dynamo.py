@@ -165,6 +165,14 @@ def accelerators() -> str:
     return str(found)
 
 
+def uses_accelerator() -> bool:
+    """Return whether this process uses an accelerator; none is initialized by the question."""
+    import torch
+
+    lazy: tuple[Any, ...] = torch.cuda, torch.xpu
+    return any(each.is_initialized() for each in lazy) or torch.mps.is_available()
+
+
 def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str, object]]) -> None:
     """Record sizes and numbers of inputs in Dynamo by name, as if it had traced them."""
     seen = _seen(code, closure)

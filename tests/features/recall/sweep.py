@@ -326,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     compiled.put_first()
     torch.set_num_threads(1)
+    torch._inductor.config.compile_threads = 1  # threads of compilers do not survive a fork
     Agreement.other_program = lambda *_: ""  # type: ignore[method-assign]  # the second rule
     with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
         warnings.simplefilter("ignore")

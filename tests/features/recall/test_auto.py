@@ -71,6 +71,10 @@ def test_the_third_start_recalls_unless_it_is_a_canary_or_another_program(job: J
     changed = job.start("import builtins; builtins.flash = 1")
     assert (changed["recalled"], changed["held_back:program"]) == (0, 1)
     assert "builtins has changed" in changed["why"]
+    device = job.start(
+        "from s3cache.features.recall import dynamo; dynamo.uses_accelerator = lambda: True"
+    )
+    assert (device["recalled"], device["agreed"], device["held_back:device"]) == (0, 1, 1), device
     assert job.start()["recalled"] == 1
 
 
