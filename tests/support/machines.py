@@ -12,6 +12,7 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _OURS = {
 }
 
 _FORKS = "S3CACHE_TEST_FORKS"  # the process that started this run, and its directory for servers
+_forking = threading.Lock()
 SERVERS = 2  # that fork: forks of one server share addresses and the hash seed
 
 
@@ -93,7 +95,8 @@ class Machine:
             s3cache.testing.ProgramError: the process failed; has the end of its output.
         """
         if server is not None:
-            python = _forks(server % SERVERS).python(self.environment)
+            with _forking:  # threads may start machines
+                python = _forks(server % SERVERS).python(self.environment)
         return self._machine.call(
             "tests.support.machines:do_job",
             *(job, arguments, remote, settings or {}),

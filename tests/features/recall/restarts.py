@@ -93,7 +93,7 @@ def restart(job: Program, root: Path, number: int) -> Restarts:
     first: list[float] = []
     for count in range(number):
         is_canary = count % _CANARY == _CANARY - 1
-        canary = {"S3CACHE_RECALL_CANARY": "1"} if is_canary else {}
+        canary = {"S3CACHE_RECALL_CANARY": "1" if is_canary else "1000000000"}
         run = f"restart-{count}"
         machine = Machine(root / run, RANK_OF_LOG=run, **canary)
         ran = machine.run(
