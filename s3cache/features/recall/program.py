@@ -2,10 +2,11 @@
 
 The record of a frame lists what Dynamo read. This is the second, coarse look that has to agree
 before a frame is recalled: the sources of the user's modules, their names and plain constants, the
-installed distributions, ``builtins``, the hooks that are registered with torch, and the flags of
-the interpreter. It holds no rank, host name, time, port or address of its own. Where a program
-keeps such a value in a constant, two processes that traced the same differ in it, and from then on
-the difference does not count; see :func:`difference`.
+installed distributions, ``builtins``, the hooks that are registered with torch, settings of torch
+and logging, names of environment variables, and the flags of the interpreter. It holds no rank,
+host name, time, port or address of its own. Where a program keeps such a value in a constant, two
+processes that traced the same differ in it, and from then on the difference does not count; see
+:func:`difference`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -22,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from s3cache.features.recall import names
+from s3cache.features.recall.content import NOT_COMPARED
 from s3cache.graph import code_digest, origin_of
 from s3cache.util.snapshot import are_identical
 
@@ -78,6 +81,11 @@ class Program:
         hooks = [f"{[*map(_name_of, each.values())]}" for each in names.global_hooks()]
         modes = f"{names.function_modes.get()()} {names.dispatch_modes.get()()}"
         facts["hooks of torch"] = _digest([*hooks, modes])
+        facts["state of torch"] = _digest(_state_of_torch())
+        facts["state of logging"] = _digest([logging.root.level, logging.root.manager.disable])
+        # Their values may be secret.
+        variables = (name for name in os.environ if not NOT_COMPARED.match(name))
+        facts["names of environment variables"] = _digest(sorted(variables))
         return facts
 
     def _installed(self) -> dict[str, bytes]:
@@ -191,6 +199,22 @@ def _digest_of_file(path: str) -> bytes:
 
 # When this process began, or later, in seconds since 1970.
 _BEGAN: Final = time.time() - time.process_time()
+
+
+def _state_of_torch() -> Iterator[object]:
+    """Yield settings of torch for the whole process."""
+    import torch
+    from torch import backends, distributed
+
+    yield from (torch.get_default_dtype(), torch.get_float32_matmul_precision())
+    yield from (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+    yield from (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    yield from (torch.is_anomaly_enabled(), torch.get_deterministic_debug_mode())
+    for part in (backends.mkldnn, backends.opt_einsum):  # not all in each release
+        yield from (getattr(part, name, None) for name in ("enabled", "deterministic"))
+    cudnn = backends.cudnn
+    yield from (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32)
+    yield distributed.is_available() and distributed.is_initialized()
 
 
 def _is_users(name: str, module: types.ModuleType) -> bool:

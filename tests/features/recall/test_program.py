@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import logging
 import os
 import sys
 import time
@@ -53,6 +54,9 @@ def test_nothing_differs_while_nothing_changes(module: types.ModuleType) -> None
         ("builtins.flash = 1", "builtins has changed"),
         ("sys.modules['other_of_job'] = types.ModuleType('other_of_job')", "module other_of_job"),
         ("hooks['x'] = print", "hooks of torch has changed"),
+        ("torch.set_default_dtype(torch.float64)", "state of torch has changed"),
+        ("logging.disable(30)", "state of logging has changed"),
+        ("os.environ['FLASH_OF_JOB'] = '1'", "names of environment variables has changed"),
     ],
 )
 def test_a_change_is_named(
@@ -62,6 +66,7 @@ def test_a_change_is_named(
     program = Program()
     before = program.facts()
     space = {"m": module, "builtins": builtins, "sys": sys, "types": types, "hooks": hooks}
+    space |= {"torch": torch, "logging": logging, "os": os}
     try:
         exec(change, space)
         assert difference(program.facts(), [before]).startswith(words)
@@ -69,6 +74,9 @@ def test_a_change_is_named(
         vars(builtins).pop("flash", None)
         sys.modules.pop("other_of_job", None)
         hooks.pop("x", None)  # type: ignore[call-overload]
+        torch.set_default_dtype(torch.float32)
+        logging.disable(logging.NOTSET)
+        os.environ.pop("FLASH_OF_JOB", None)
     assert difference(facts(), [before]) == "" or "m." in change
 
 
