@@ -10,6 +10,7 @@ variable, the value has its own source and its own text.
 
 from __future__ import annotations
 
+import abc
 import builtins
 import contextlib
 import dis
@@ -67,8 +68,8 @@ _CODE = (types.FunctionType, types.ModuleType, types.CodeType, type, *NATIVE)
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _OF_REGION = "marked_compile_region"  # in the names of options of a nested region
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
-#: Attributes of a function in which torch remembers something, at the first call.
-_MEMOS = frozenset({"__dynamo_disable"})
+#: Attributes of a function in which torch remembers something, and an address.
+_MEMOS = frozenset({"__dynamo_disable", "_torchdynamo_wrapper_id"})
 #: Methods that Dynamo runs while it traces; they may read anything.
 _RUN_BY_DYNAMO = frozenset(
     {"__class_getitem__", "__instancecheck__", "__subclasscheck__", "__subclasshook__"}
@@ -292,6 +293,7 @@ class ContentDescriber:
         return f"class {kind.__module__}.{kind.__qualname__} {_digest(texts)}"
 
     def _members(self, kind: type, part: _PartDescriber) -> Iterator[str]:
+        is_users = origin_of(kind).kind == "user"
         for name, member in [*vars(kind).items()]:
             is_held = isinstance(member, (staticmethod, classmethod))
             function = cast(
@@ -302,12 +304,14 @@ class ContentDescriber:
                 raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that is run")
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
-            if file and origin_of_file(file).kind == "torch":
+            # A compiled method is torch's wrapper around the user's function.
+            is_wrapper = is_users and file and function.__closure__
+            if file and origin_of_file(file).kind == "torch" and not is_wrapper:
                 self.note(function.__code__, function.__globals__)
                 yield f"{name} {function.__qualname__} {function.__code__.co_firstlineno}"
             else:
                 yield f"{name} {part.of(member)}"
-        if getattr(kind, "_abc_impl", None) is not None:
+        if isinstance(kind, abc.ABCMeta):
             dump = importlib.import_module("_abc")._get_dump
             registered = [each for of in dump(kind)[0] if (each := of()) is not None]
             if origin_of(kind).kind == "python":  # libraries register classes at any import

@@ -130,7 +130,13 @@ def of_set(result: Any, *_: object, **__: object) -> Iterator[Question]:
 def of_identity(result: Any, tx: object, values: Any, _: object) -> Iterator[Question]:
     """Refuse to compare the identity of equal constants, which Python may share or not."""
     left, right = values
-    if result is not RAISED and left.is_python_constant() and right.is_python_constant():
+    is_one = left is right or (left.source is not None and left.source == right.source)
+    if (
+        result is not RAISED
+        and not is_one
+        and left.is_python_constant()
+        and right.is_python_constant()
+    ):
         one, other = left.as_python_constant(), right.as_python_constant()
         is_shared = type(one) in _SHARED and type(one) is type(other) and one == other
         if is_shared and not (type(one) is int and -5 <= one <= 256):
@@ -252,6 +258,8 @@ def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if isinstance(module, str) and value_at(module, name) is value:
         return ["named", module, name]
+    if module == "builtins" and (alias := _name_in_types(value)):  # such as that of generators
+        return ["named", types.__name__, alias]
     if callable(value) and value in names.folded.get():
         alike = [each for each in names.folded.get() if _folded_name(each) == _folded_name(value)]
         if len(alike) == 1:
@@ -263,6 +271,10 @@ def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
         if type(there) is value:
             return ["type", number]
     raise RefusedError("object", f"asks about {value!r}, which has neither a name nor a source")
+
+
+def _name_in_types(value: object) -> str:
+    return next((name for name, each in vars(types).items() if each is value), "")
 
 
 def _folded_name(function: Any) -> str:
