@@ -19,7 +19,13 @@ from s3cache.features.recall.guards import (
 )
 from s3cache.features.recall.questions import changed
 from s3cache.features.recall.recording import PythonFrame, digest, first_read, is_dense
-from s3cache.features.recall.sources import OWN_BUILTINS, Sources, builtins_of
+from s3cache.features.recall.sources import (
+    NAMED_TUPLES,
+    OWN_BUILTINS,
+    OWN_NAMED_TUPLES,
+    Sources,
+    builtins_of,
+)
 from s3cache.graph import origin_of_file, placement
 
 
@@ -57,6 +63,7 @@ class FrameComparison:
             if frame.names.setdefault(alias, module) is not module:
                 return f"{alias} is another module"
         frame.names[OWN_BUILTINS] = builtins_of(frame.names)
+        frame.names[OWN_NAMED_TUPLES] = NAMED_TUPLES
         for where, absent in made.absent:
             inside = frame.names if not where else vars(sys.modules.get(where, _NOTHING))
             for name in absent:

@@ -9,7 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from s3cache.features.recall import RecallReason, names
 from s3cache.graph import value_at
@@ -23,6 +23,9 @@ Plain: TypeAlias = Any
 #: The prefix of names of the dictionary of built-in functions: each attempt to trace a frame has
 #: another one. And the name that recall uses for it.
 BUILTINS, OWN_BUILTINS = "__builtins_dict", "__s3cache_builtins"
+#: The global names of named tuples' constructors, all alike; and recall's name for them.
+NAMED_TUPLES: Final = NamedTuple("Empty", []).__new__.__globals__
+OWN_NAMED_TUPLES: Final = "__s3cache_named_tuples"
 
 # Matches names with an address, such as ``___module_math_140248_c0``.
 _BY_ADDRESS = re.compile(r"^_.*\d{6,}_c\d")
@@ -79,6 +82,8 @@ class Sources:
             name = str(source.global_name)
             if name.startswith(BUILTINS):
                 own, value = OWN_BUILTINS, builtins_of(self._names)
+            elif _is_of_named_tuple(self._names.get(name)):
+                own, value = OWN_NAMED_TUPLES, NAMED_TUPLES
             elif _BY_ADDRESS.search(name):
                 value = self._names.get(name)
                 if not isinstance(value, types.ModuleType) or not is_imported(value):
@@ -163,6 +168,14 @@ class Sources:
         """Return whether a guard on sizes, a Python expression, holds."""
         functions = {**internals.guard_functions.get(), **self._closure}
         return bool(eval(expression, {**functions, **self._outer}))  # noqa: S307 - of a verified entry
+
+
+def _is_of_named_tuple(scope: object) -> bool:
+    """Return whether a dictionary has the global names of a named tuple's constructor."""
+    if type(scope) is not dict or scope.keys() != NAMED_TUPLES.keys():
+        return False
+    own = {**NAMED_TUPLES, "__name__": scope["__name__"]}
+    return bool(scope == own) and str(scope["__name__"]).startswith("namedtuple_")
 
 
 @functools.cache
