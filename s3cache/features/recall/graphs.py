@@ -49,6 +49,7 @@ def rebuilt(
                 lookup.as_before = as_before
             result.guards_expr = None  # the frame that calls it has the guards
             return _call(result, lookups.make_callable)
+        lookup.entries = None  # Dynamo traces now, and that lookup counts
     return None
 
 
