@@ -54,7 +54,8 @@ HALF = {"bypass": 1, "absent fx": 1, "saved fx": 1}
 @slow
 def test_switches_of_torchs_remote_caches(site: Site) -> None:
     """``False`` turns the remote tier off; ``True`` without a local cache leaves only that tier."""
-    written, alone, remote = site.machine("one").run("switches:remote_switches", site.url)
+    machine = site.machine("one", S3CACHE_RECALL="off")  # uploads are counted
+    written, alone, remote = machine.run("switches:remote_switches", site.url)
     assert written["steps"] == {"whole": MISS, "half": HALF}
     assert alone["steps"] == {
         "both out": MISS,

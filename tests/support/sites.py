@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from s3cache.features.recall import KEYS
 from s3cache.records import JOB
 from s3cache.seam import hints
 from tests.support import machines
@@ -99,12 +100,13 @@ class Site:
         return Site(root)
 
     def entries(self, *, halves: bool = False) -> list[Path]:
-        """Return the files of the remote except hints, such as job profiles, oldest first.
+        """Return the files of the remote except frames and hints (job profiles), oldest first.
 
         With ``halves``, include FX graphs, most of which are also part of a whole graph.
         """
         files = (path for path in (self.remote / "objects").rglob("*") if path.is_file())
         found = [path for path in files if not any(hint in path.name for hint in hints())]
+        found = [path for path in found if not path.name.startswith(KEYS)]
         found = [path for path in found if halves or not path.name.startswith("f")]
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
