@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from s3cache.features.recall.names import DDP_OPTIMIZER
 from s3cache.seam import kinds
 from tests.support.marks import nightly, slow
 from tests.support.sites import Machine, Site
@@ -115,7 +114,8 @@ print(json.dumps({{
 _OTHER = "import s3cache; s3cache.enable('memory://other')"
 _ASKED = "import s3cache; assert s3cache.active().settings.url == os.environ['S3CACHE_URL']"
 # While the cache is on, it waits for the import of other installed compilers, and of DDP.
-_MODULES = ("helion", DDP_OPTIMIZER, "triton.runtime.cache") if kinds() else ()
+_DDP = "torch._dynamo.backends.distributed"
+_MODULES = ("helion", _DDP, "triton.runtime.cache") if kinds() else ()
 _AWAITED = [each for each in _MODULES if find_spec(each.split(".")[0])]
 _ON = {"mode": "read-write", "in_torch": True, "awaited": _AWAITED}
 _NOT: dict[str, Any] = {"url": None, "mode": None, "in_torch": False, "awaited": []}

@@ -11,7 +11,6 @@ import torch
 
 import s3cache
 from s3cache.errors import UnsupportedTorchError
-from s3cache.features.recall.names import FEATURE as RECALL
 from s3cache.settings import WATCHED
 from s3cache.torch_api import Fields, Internal, declarations, internals
 from tests.hooks.jobs import account, log_records
@@ -27,7 +26,7 @@ USED = {
     internals.KEY_LOGS,
     internals.TORCH_KEY,
     internals.TRACES,
-    RECALL,
+    "recalling frames without tracing them (recall)",
 }
 
 
