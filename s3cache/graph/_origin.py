@@ -181,7 +181,10 @@ def _standard() -> tuple[str, ...]:
 def _library(site: str, package: str) -> Origin:
     """Return the distribution that recorded ``package`` as installed, or the user."""
     own = package.lower().replace("-", "_")
-    changed_ns = os.stat(site).st_mtime_ns
+    try:
+        changed_ns = os.stat(site).st_mtime_ns
+    except OSError:  # code may name the file of another machine
+        return Origin("user", package)
     records = _records(site, changed_ns)
     # A distribution of the same name is the first. Reading all lists takes long.
     named = (each for each in records if each.parent.name.lower().partition("-")[0] == own)
