@@ -40,5 +40,7 @@ from s3cache.graph._safety import is_custom_function as is_custom_function
 from s3cache.graph._safety import process_bypass_reasons as process_bypass_reasons
 from s3cache.graph._user_code import context_hashes as context_hashes
 from s3cache.graph._user_code import forget_kernels as forget_kernels
+from s3cache.graph._user_code import operators_with_others_rules as operators_with_others_rules
 from s3cache.graph._user_code import record_kernel as record_kernel
+from s3cache.graph._user_code import subclass_text as subclass_text
 from s3cache.util.snapshot import code_digest as code_digest

@@ -335,19 +335,29 @@ def subclasses(
             if version is None:
                 codes.append(f"{qualified_name(value)}, which it carries,")
             versions.append(f"version {version}")
-        codes += [
-            f"a rule for {operator}"
-            for operator, rule in internals.sharding_rules(kind)
-            if is_third_party_rule(rule, (getattr(rule, "func", None),))
-        ]
+        codes += [f"a rule for {operator}" for operator in operators_with_others_rules(kind)]
         if codes:
             message = f"works on a {name}, and {codes[0]} takes part in tracing"
             reasons.append(BypassReason("subclass", message, suggested_fix(kind), where, name))
             continue
-        handlers = internals.sharding_handlers(kind)
-        words = sorted(f"{operator} {qualified_name(handler)}" for operator, handler in handlers)
-        texts.append(f"{name}: {' '.join([*words, *sorted(versions)])}")
+        texts.append(subclass_text(kind, versions))
     return reasons or " ".join(sorted(texts))
+
+
+def subclass_text(kind: type, versions: Iterable[str] = ()) -> str:
+    """Return the name of a class of tensors with its handlers of operators, and ``versions``."""
+    handlers = internals.sharding_handlers(kind)
+    words = sorted(f"{operator} {qualified_name(handler)}" for operator, handler in handlers)
+    return f"{kind.__module__}.{kind.__qualname__}: {' '.join([*words, *sorted(versions)])}"
+
+
+def operators_with_others_rules(kind: type) -> list[str]:
+    """Return the operators on distributed tensors of a class for which third parties have rules."""
+    return [
+        str(operator)
+        for operator, rule in internals.sharding_rules(kind)
+        if is_third_party_rule(rule, (getattr(rule, "func", None),))
+    ]
 
 
 def _subclasses_in(

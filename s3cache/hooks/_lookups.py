@@ -114,7 +114,8 @@ class Lookups:
         **kwargs: object,
     ) -> object:
         sources = config.aot_autograd_arg_pos_to_source or ()
-        lookup = Lookup(level=AOT, sources=sources, number=config.aot_id)
+        bound = config.num_params_buffers
+        lookup = Lookup(level=AOT, sources=sources, bound=bound, number=config.aot_id)
         with (
             self._state.entered(lookup),
             internals.trace_event("s3cache.lookup", "aot") as lookup.about,

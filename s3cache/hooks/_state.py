@@ -214,6 +214,7 @@ class Lookup(CacheCall):
 
     level: Level
     sources: Sequence[object] = ()  # Dynamo's sources of the inputs
+    bound: int = 0  # how many of the inputs the graph itself holds: they are first
     number: int = -1  # AOTAutograd's number of the graph
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is ours

@@ -20,7 +20,7 @@ from s3cache import frame
 from s3cache.artifact import SCHEMA, section_of
 from s3cache.entries import LabelledKey
 from s3cache.errors import CorruptError
-from s3cache.features.recall import dynamo
+from s3cache.features.recall.sources import Plain
 from s3cache.frame import Frame
 from s3cache.torch_api import internals
 
@@ -37,9 +37,12 @@ class Candidate:
     Attributes:
         rows: sources; a row may refer to earlier rows.
         reads: source, digest of its content, the first read of the same object, and whether it is
-            a parameter or a buffer of a module.
+            a tensor of a module (1) or an optimizer (2), which Dynamo marks.
         guards: kind, source, positional and keyword arguments, and the value that was guarded.
         sizes: sizes and strides of tensors by source; nil matches any.
+        groups: the groups of parameters for which an optimizer makes its state while Dynamo traces:
+            its source, the length of its state before, and the arguments of the method.
+        late: the first read that needs this state.
         symbols: sources of numbers that are bound by the expressions only.
         expressions: conditions on sizes and numbers, in Python.
         key_order: sources of dictionaries with an order that matters.
@@ -64,6 +67,8 @@ class Candidate:
     reads: list[Any] = field(default_factory=list)
     guards: list[Any] = field(default_factory=list)
     sizes: list[Any] = field(default_factory=list)
+    groups: list[Any] = field(default_factory=list)
+    late: int = -1
     symbols: list[int] = field(default_factory=list)
     expressions: list[str] = field(default_factory=list)
     key_order: list[int] = field(default_factory=list)
@@ -105,7 +110,7 @@ class Candidate:
     @property
     def condition(self) -> str:
         """A digest of reads and guards: two results under one condition are a mistake."""
-        asked = [self.guards, self.questions, self.sizes, self.expressions]
+        asked = [self.guards, self.questions, self.sizes, self.expressions, self.groups]
         parts = [self.rows, self.reads, *asked]
         return hashlib.sha256(msgpack.packb(parts)).hexdigest()[:32]
 
@@ -141,27 +146,27 @@ def encoded(key: LabelledKey, section: str, content: object, variant: str = "") 
 _ODD = "s3cache constant"
 
 
-def packed(code: types.CodeType) -> bytes:
+def packed(code: types.CodeType, row_of: Callable[[object], Plain | None]) -> bytes:
     """Return code as bytes, without the name of its file.
 
-    Constants of torch, which ``marshal`` refuses, become plain data.
+    Constants that ``marshal`` refuses become the plain data that ``row_of`` returns.
 
     Raises:
         ValueError: the code has another constant that Python's own compiler never makes.
     """
 
     def write(value: object) -> object:
-        return value if (row := dynamo.constant_row(value)) is None else (_ODD, row)
+        return value if (row := row_of(value)) is None else (_ODD, row)
 
     return marshal.dumps(_changed(internals.with_filename(code, ""), write))
 
 
-def unpacked(content: bytes, file: str) -> types.CodeType:
+def unpacked(content: bytes, file: str, constant_of: Callable[[Plain], object]) -> types.CodeType:
     """Return the code in the bytes of a verified entry, with the name of a file."""
 
     def read(value: Any) -> object:
         is_odd = type(value) is tuple and value[:1] == (_ODD,)
-        return dynamo.constant_of(value[1]) if is_odd else value
+        return constant_of(value[1]) if is_odd else value
 
     found = marshal.loads(content)  # noqa: S302
     if not isinstance(found, types.CodeType):

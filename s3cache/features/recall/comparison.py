@@ -9,7 +9,7 @@ from typing import Any
 
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import Candidate
-from s3cache.features.recall.content import ContentDescriber, tensor_guarded
+from s3cache.features.recall.content import ContentDescriber, is_layout, tensor_guarded
 from s3cache.features.recall.guards import (
     BY_ARGUMENT,
     OF_PROCESS,
@@ -23,6 +23,7 @@ from s3cache.features.recall.sources import (
     NAMED_TUPLES,
     OWN_BUILTINS,
     OWN_NAMED_TUPLES,
+    Plain,
     Sources,
     builtins_of,
 )
@@ -44,10 +45,13 @@ class FrameComparison:
         self.candidate, self._frame, self._contents = candidate, frame, contents
         self._places = Sources(frame.variables, frame.names, candidate.rows)
         self._added: list[str] = []  # global names of modules
+        # Items that optimizers have added to their state.
+        self._states: list[tuple[dict[object, object], dict[object, object]]] = []
         self.difference = "cannot be compared"
         try:
             self.difference = self._difference()
         finally:
+            self.withdraw_state()  # Dynamo may trace the frame
             if self.difference:  # a trace must not find names that it would not have made
                 for alias in self._added:
                     del frame.names[alias]
@@ -76,7 +80,9 @@ class FrameComparison:
         contents, symbols = self._contents, set(made.symbols)
         first: dict[int, int] = {}
         whole = made.read_as_a_whole()
-        for index, (number, expected, same, is_state) in enumerate(made.reads):
+        for index, (number, expected, same, marks) in enumerate(made.reads):
+            if index == made.late and (difference := self._make_state()):
+                return difference
             try:
                 value = places.at(number)
             except Exception as exc:  # noqa: BLE001 - whatever is not there any more
@@ -86,7 +92,7 @@ class FrameComparison:
                 text = f"any {type(value).__name__}"
             else:
                 single = None if number in whole else contents.by_single_keys(value)
-                text = contents.of(value, is_state=is_state) if single is None else single
+                text = contents.of(value, marks=marks) if single is None else single
             if digest(text) != expected or first_read(value, first, index) != same:
                 return str(places.source(number).name)
         for number, sizes, strides in made.sizes:
@@ -113,7 +119,7 @@ class FrameComparison:
                 return f"{places.source(number).name} may vary now"
         if made.graphs:
             has_places = made.facts[0] == "True"
-            inputs = [places.at(each) for _, numbers in made.graphs for each in numbers]
+            inputs = [places.at(each) for _, numbers, _ in made.graphs for each in numbers]
             if placement(inputs, has_places=has_places) != made.facts[1:]:
                 return "the layout of inputs in memory"
         # torch keeps the first module that it imports by a name: from now on, these ones.
@@ -123,15 +129,48 @@ class FrameComparison:
                 return f"{alias} is another module"
         return ""
 
-    def graphs(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
-        """Yield the key of each graph with its current inputs and their sources."""
-        for key, numbers in self.candidate.graphs:
+    def _make_state(self) -> str:
+        """Let optimizers make their state, as in a trace; return a difference if it is another."""
+        for number, before, index, args, kwargs in self.candidate.groups:
+            optimizer = self._places.at(number)
+            state = optimizer.state
+            if len(state) != before:
+                return f"{self._places.source(number).name}.state"
+            rest: Any = self._places.argument(args)
+            named: Any = self._places.argument(kwargs)
+            optimizer._init_group(optimizer.param_groups[index], *rest, **dict(named))
+            self._states.append((state, dict([*state.items()][before:])))
+        return ""
+
+    def withdraw_state(self) -> None:
+        """Take away what :meth:`restore_state` puts back."""
+        for state, added in self._states:
+            for key in added:
+                del state[key]
+
+    def restore_state(self) -> None:
+        """Put back the state of optimizers that the comparison has made."""
+        for state, added in self._states:
+            state.update(added)
+
+    def graphs(self) -> Iterator[tuple[str, list[Any], list[Any], int]]:
+        """Yield the key of each graph, its current inputs, their sources, how many it holds."""
+        for key, numbers, bound in self.candidate.graphs:
             sources = [self._places.source(number) for number in numbers]
-            yield key, [*map(self._places.at, numbers)], sources
+            yield key, [*map(self._places.at, numbers)], sources, bound
 
     def seen(self) -> list[tuple[str, object]]:
         """Return the inputs with sizes that Dynamo would remember, by Dynamo's names."""
         return [(name, self._places.at(number)) for name, number in self.candidate.dynamic]
+
+    def constant_of(self, row: Plain) -> object:
+        """Return a constant of the bytecode, which may be a class that the frame reads."""
+        kind, *rest = row
+        if kind == "read":
+            return self._places.at(rest[0])
+        if kind == "method":
+            return getattr(self.constant_of(rest[0]), rest[1])
+        return self._places.argument(row) if kind == "class" else dynamo.constant_of(row)
 
     def guards(self, state: object) -> Callable[[dict[str, object]], Any]:
         """Return a function that builds torch's guards at the next call, or None if they fail.
@@ -205,6 +244,8 @@ def _guarded_state(kind: str, value: Any, is_symbol: bool, sizes: list[Any] | No
             return None
         is_code = callable(value) or isinstance(value, (types.ModuleType, types.CodeType))
         return _Same(value) if is_code else repr(value)
+    if is_layout(value):
+        return ContentDescriber().of(value)
     if kind in ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT"):
         return len(value)
     if kind in ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"):

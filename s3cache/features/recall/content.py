@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _TABLE_KINDS: Final = (dict, OrderedDict)
 _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _SHORT = 200
-_OWN_KINDS = ("torch", "python")
+OWN_KINDS: Final = ("torch", "python")
 _MAX_PARTS = 20_000
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, or by a module in C
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: most classes of such a module
@@ -105,8 +105,8 @@ class ContentDescriber:
         self._texts: dict[int, tuple[object, str]] = {}
         self._parts: dict[int, tuple[object, str, list[object]]] = {}
 
-    def of(self, value: object, *, is_state: bool = False) -> str:
-        """Return the text of an object; ``is_state`` is a parameter or a buffer of a module.
+    def of(self, value: object, *, marks: int = 0) -> str:
+        """Return the text of an object; ``marks`` is 1 for a tensor of a module, 2 of an optimizer.
 
         Raises:
             UnidentifiedError: it has none.
@@ -117,7 +117,7 @@ class ContentDescriber:
             return _plain(value)
         known = self._texts.get(id(value))
         if known is None:
-            known = self._texts[id(value)] = value, self._of(value, is_state=is_state)
+            known = self._texts[id(value)] = value, self._of(value, marks=marks)
         return known[1]
 
     def by_single_keys(self, table: object) -> str | None:
@@ -140,18 +140,16 @@ class ContentDescriber:
         """Return whether an object is described in one of the texts so far."""
         return id(value) in self._texts or id(value) in self._parts
 
-    def _of(self, value: object, *, is_state: bool) -> str:
+    def _of(self, value: object, *, marks: int) -> str:
         import torch
 
         kind = type(value)
         if kind in _TABLE_KINDS:
             return f"{kind.__name__} {_keys(cast('dict[object, object]', value))}"
         if isinstance(value, torch.Tensor):
-            return f"{self.of(kind)} {_tensor_text(value, is_state=is_state)}"
+            return f"{self.of(kind)} {_tensor_text(value, marks=marks)}"
         if isinstance(value, torch.nn.Module):
             return f"{self.of(kind)} {_module_text(value)}"
-        if isinstance(value, torch.optim.Optimizer):
-            raise UnidentifiedError("an optimizer, which Dynamo reads as a whole")
         if self._part(value) is not None:
             return self._code(value)
         if kind.__module__ == names.DECORATORS:
@@ -181,6 +179,8 @@ class ContentDescriber:
             _check_methods(kind)
             base = next(each for each in PLAIN if isinstance(value, each))
             return f"{self.of(kind)} {_plain(cast('type', base)(value))} {_attributes(value)}"
+        if is_layout(value):
+            return _Layout().of(value)
         if internals.is_opaque_type.get()(kind):
             raise UnidentifiedError(f"a {kind.__qualname__}, with methods that torch runs")
         if names.is_constant_class.get()(kind):
@@ -300,7 +300,7 @@ class ContentDescriber:
                 "types.FunctionType", unwrap_patch(member.__func__ if is_held else member)
             )
             file = function.__code__.co_filename if isinstance(function, types.FunctionType) else ""
-            if name in _RUN_BY_DYNAMO and file and origin_of_file(file).kind not in _OWN_KINDS:
+            if name in _RUN_BY_DYNAMO and file and origin_of_file(file).kind not in OWN_KINDS:
                 raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that is run")
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
@@ -362,6 +362,8 @@ def is_whole(value: object) -> bool:
     """
     import torch
 
+    if is_layout(value):
+        return True
     if isinstance(value, re.Pattern):
         return not value.flags & re.LOCALE  # its methods read the locale
     dtype = getattr(sys.modules.get("numpy"), "dtype", None)
@@ -391,7 +393,7 @@ def _check_methods(kind: type) -> None:
             if not isinstance(member, types.FunctionType) or not re.fullmatch("__.*__", name):
                 continue
             code = member.__code__
-            is_own = origin_of_file(code.co_filename).kind in _OWN_KINDS
+            is_own = origin_of_file(code.co_filename).kind in OWN_KINDS
             if not is_own and (code.co_freevars or _reads_globals(code, member.__globals__)):
                 raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that reads a global")
 
@@ -446,7 +448,7 @@ def _keys(values: Iterable[object]) -> list[str]:
     import torch
 
     for each in values:
-        if isinstance(each, (torch.Tensor, torch.nn.Module)):
+        if isinstance(each, torch.nn.Module):
             raise UnidentifiedError(f"a table by {type(each).__qualname__}")
     return [each if type(each) is str else _PartDescriber().of(each) for each in values]
 
@@ -457,6 +459,35 @@ class _Shallow(Describer):
     def special(self, value: object) -> str | None:
         is_container = isinstance(value, (set, frozenset, list, tuple, dict))
         return None if is_container else type(value).__qualname__
+
+
+class _Layout(Describer):
+    """Describes how tensors are distributed: meshes of devices, specifications, placements."""
+
+    max_depth = 30
+
+    def special(self, value: object) -> str | None:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self.of(value.tolist())
+        return self.all(type(value).__qualname__, value) if isinstance(value, tuple) else None
+
+    def other(self, value: object) -> str:
+        text, state = repr(value), dict(getattr(value, "__dict__", ()))
+        if origin_of(type(value)).kind != "torch" or " at 0x" in text:
+            return super().other(value)
+        for name in names.OF_MESH_IN_PROCESS:
+            state.pop(name, None)
+        return f"{text}{self.of(state)}" if state else text
+
+
+def is_layout(value: object) -> bool:
+    """Return whether a value is torch's mesh of devices, or describes a distributed tensor."""
+    if names.DISTRIBUTED not in sys.modules:
+        return False
+    kinds = (names.device_mesh.get(), names.tensor_spec.get(), names.placement.get())
+    return isinstance(value, kinds)
 
 
 def _digest(parts: Iterable[str]) -> str:
@@ -537,19 +568,22 @@ def tensor_guarded(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.dim()} {keys}"
 
 
-def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
+def _tensor_text(tensor: Tensor, *, marks: int) -> str:
     """Return the properties of a tensor that compiled code may depend on, except its sizes."""
     import torch
 
     state = dict(getattr(tensor, "__dict__", None) or {})
-    if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them during the trace
-        state.pop(names.STATIC_INPUT, None)
-    marks = []  # such as those for dynamic sizes
+    # Dynamo sets this mark during the trace: for a module, if the program has set none.
+    if marks or isinstance(tensor, torch.nn.Parameter):
+        own = state.pop(names.STATIC_INPUT, None)
+        if own == "guarded" and marks < 2:
+            state[names.STATIC_INPUT] = own
+    words = []  # marks such as those for dynamic sizes
     for name, value in state.items():
         if name == "_specialize_on" and any(value.values()):
             raise UnidentifiedError("a size with specializations")
         is_set = name == names.RANGES
-        marks.append(f"{name}={sorted(map(repr, value)) if is_set else _Shallow().of(value)}")
+        words.append(f"{name}={sorted(map(repr, value)) if is_set else _Shallow().of(value)}")
     is_view, is_leaf = tensor._base is not None, tensor.is_leaf
     guarded = tensor_guarded(tensor)
-    return f"{guarded} {tensor.layout} {is_leaf} {is_view} {tensor.is_inference()} {sorted(marks)}"
+    return f"{guarded} {tensor.layout} {is_leaf} {is_view} {tensor.is_inference()} {sorted(words)}"

@@ -26,11 +26,13 @@ def rebuilt(
     key: str,
     inputs: Sequence[object],
     sources: Sequence[object],
+    bound: int,
     lowered: Sequence[str | None],
     as_before: Callable[[], bool],
 ) -> Function[object] | None:
     """Return the callable of an untraced graph under ``key``; None on a miss.
 
+    The graph holds the first ``bound`` inputs, and is called with the others.
     ``lowered`` are digests of the settings of its backward, without and with threads.
     ``as_before`` returns whether the settings are unchanged since this call.
     """
@@ -48,7 +50,7 @@ def rebuilt(
             if conditions["lowered"] == lowered[conditions["of_threads"]]:
                 lookup.as_before = as_before
             result.guards_expr = None  # the frame that calls it has the guards
-            return _call(result, lookups.make_callable)
+            return _call(result, lookups.make_callable, inputs[:bound])
         lookup.entries = None  # Dynamo traces now, and that lookup counts
     return None
 
@@ -72,7 +74,9 @@ def _fits(result: Any, inputs: Sequence[object]) -> bool:
     return not guards or bool(shapes.evaluate_guards_expression(guards, values))
 
 
-def _call(result: Any, wrap: Function[Function[object]]) -> Function[object]:
+def _call(
+    result: Any, wrap: Function[Function[object]], held: Sequence[object]
+) -> Function[object]:
     """Make a callable of an entry."""
     names.inductor.get().__dict__.setdefault("debug", _Debug())
     inductor = internals.inductor_config.get()
@@ -83,7 +87,7 @@ def _call(result: Any, wrap: Function[Function[object]]) -> Function[object]:
     compiled = wrap(result, [], result.sanitized_aot_config, boxed)
 
     def forward(*inputs: object) -> object:
-        return compiled([*inputs])
+        return compiled([*held, *inputs])
 
     return forward
 

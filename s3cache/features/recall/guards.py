@@ -12,6 +12,7 @@ from s3cache.features.recall import names
 from s3cache.features.recall.candidate import Candidate
 from s3cache.features.recall.content import is_whole
 from s3cache.features.recall.sources import OWN_BUILTINS, Plain, RefusedError, Sources
+from s3cache.graph import PLAIN_KINDS
 
 #: Builds torch's own guards for the variables of a call; returns None if they fail.
 Builder: TypeAlias = Callable[[dict[str, object]], Any]
@@ -23,7 +24,8 @@ _BY_CONTENT = frozenset(
     TYPE_MATCH BOOL_MATCH NONE_MATCH NOT_NONE_MATCH ID_MATCH EQUALS_MATCH CONSTANT_MATCH
     CONSTANT_SUBCLASS_MATCH FUNCTION_MATCH CLASS_MATCH MODULE_MATCH CLOSURE_MATCH
     BUILTIN_MATCH SEQUENCE_LENGTH MAPPING_KEYS_CHECK DICT_KEYS_MATCH
-    EMPTY_NN_MODULE_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH
+    EMPTY_NN_MODULE_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH DTENSOR_SPEC_MATCH
+    FAKE_SCRIPT_TYPE_MATCH OPAQUE_OBJ_GUARD_FN_MATCH
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -69,20 +71,37 @@ def guard_row(guard: Any, sources: Sources) -> Plain:
     if isinstance(made, functools.partial):
         made, args, kwargs = made.func, made.args, made.keywords
     kind = made.__name__
-    if kind == "TENSOR_MATCH":
+    if kind in ("TENSOR_MATCH", "NOT_NONE_MATCH"):
         args, kwargs = (), {}  # the only argument is the tensor at the source
     number = sources.number(guard.originating_source)
     plain = [*map(sources.plain, args)], {k: sources.plain(each) for k, each in kwargs.items()}
     value: object = None
     if kind in BY_ARGUMENT:
         value = check_guard(sources, kind, number, *plain)
-    elif kind == "ID_MATCH" and not (
-        isinstance(it := sources.at(number), _CODE_KINDS) or is_whole(it)
-    ):
+    elif kind == "ID_MATCH" and not _has_content(it := sources.at(number)):
         raise RefusedError("guard", f"is guarded by the identity of a {type(it).__qualname__}")
     elif kind not in _BY_CONTENT and kind not in OF_PROCESS:
         raise RefusedError("guard", f"is guarded by {kind}")
     return [kind, number, *plain, value]
+
+
+def is_of_optimizer(guard: Any) -> bool:
+    """Return whether a guard says that an optimizer lives, as the guard on its identity does."""
+    name = str(getattr(guard.originating_source, "global_name", ""))
+    return guard.create_fn_name() == "WEAKREF_ALIVE" and name.startswith("__optimizer_")
+
+
+def _has_content(value: object) -> bool:
+    """Return whether Dynamo reads no more of an object than its text, or what has a source."""
+    import torch
+
+    return (
+        isinstance(value, (*_CODE_KINDS, torch.optim.Optimizer))
+        or type(value) in PLAIN_KINDS
+        or is_whole(value)
+        # Only its address matters, to a graph that uses it.
+        or getattr(value, names.STATIC_INPUT, None) == "guarded"
+    )
 
 
 def check_guard(

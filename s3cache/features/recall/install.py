@@ -34,12 +34,20 @@ from s3cache.features.recall.comparison import FrameComparison
 from s3cache.features.recall.content import ContentDescriber
 from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
 from s3cache.features.recall.guards import LateGuards
-from s3cache.features.recall.questions import ASKING, RAISED, Question, of_identity
+from s3cache.features.recall.questions import (
+    ASKING,
+    RAISED,
+    SHARDING,
+    Question,
+    is_of_distributed,
+    of_identity,
+)
 from s3cache.features.recall.recording import PythonFrame, Recording
 from s3cache.features.recall.sources import RefusedError
 from s3cache.graph import (
     code_fingerprint,
     instruction_sets,
+    origin_of_file,
     settings_digest,
     settings_text,
 )
@@ -62,8 +70,9 @@ _numbers = itertools.count()  # in global names
 _MAX_CANDIDATES = 64  # beyond them, nothing is saved under a key
 _Candidates: TypeAlias = "tuple[list[tuple[Candidate, EntryFrame, str]], set[str]]"
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
+_SUBCLASSES = "graph.subclasses"
 _OF_OTHERS = {
-    *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
+    *("graph.operators", "graph.functions", _SUBCLASSES, "graph.versions"),
     *("graph.constants", "compile.compilers"),
 }
 
@@ -101,6 +110,13 @@ def _refuse_call(
     code: RecallReason, why: str, recording: Recording, *_: object, **__: object
 ) -> None:
     recording.refused = recording.refused or RefusedError(code, why)
+
+
+def _refuse_comptime(recording: Recording, _: object, __: object, args: Any, *___: object) -> None:
+    """Refuse code of the program that runs in the trace; torch's own only makes a size static."""
+    code = args[0].get_code()
+    if "force_static" not in code.co_names or origin_of_file(code.co_filename).kind != "torch":
+        _refuse_call("code", "runs code of comptime", recording)
 
 
 class Recall:
@@ -290,7 +306,7 @@ class Recall:
 
     def _rebuild(self, call: _Call, found: FrameComparison) -> object | None:
         """Return what Dynamo would have returned; None if the graph missed."""
-        candidate, frame = found.candidate, call.frame
+        candidate, frame, file = found.candidate, call.frame, call.frame.code.co_filename
         values: dict[str, object] = {}
         unique: dict[str, str] = {}  # names of the values in the bytecode, by placeholder
         if candidate.graphs:
@@ -300,6 +316,7 @@ class Recall:
                 self._is_ready = True
             version = self._keys.version_of
             parts: list[Function[object]] = []
+            found.restore_state()
             for graph in found.graphs():
                 with self._state.changed(caller=frame.code):
                     part = rebuilt(
@@ -307,6 +324,7 @@ class Recall:
                         lambda: settings_text(version) == call.settings,
                     )  # fmt: skip
                 if part is None:
+                    found.withdraw_state()
                     return None
                 parts.append(part)
             function = parts[0] if candidate.split is None else joined(candidate.split, parts)
@@ -317,11 +335,11 @@ class Recall:
         resumes = self._resumes.setdefault(frame.code, {})
         for placeholder, content, function_name, is_factory in candidate.resumes:
             if (inner := resumes.get(content)) is None:
-                inner = resumes[content] = unpacked(content, frame.code.co_filename)
+                inner = resumes[content] = unpacked(content, file, found.constant_of)
             make = partial(types.FunctionType, inner, frame.names, function_name, None)
             name = unique[placeholder] = f"__s3cache_resume_{next(_numbers)}"
             values[name] = make if is_factory else make()  # a factory gets the closure
-        code = renamed(unpacked(candidate.code, frame.code.co_filename), unique)
+        code = renamed(unpacked(candidate.code, file, found.constant_of), unique)
         build = found.guards(call.state)
 
         def build_late(variables: dict[str, object]) -> object:
@@ -351,8 +369,14 @@ class Recall:
             if recording.refused is not None:
                 raise recording.refused
             keys = [self._keys.known(lookup.key or "") for lookup in recording.lookups]
-            components = {name for key in keys for name in key.components}
-            if others := _OF_OTHERS & components:
+            parts = [part for key in keys for part in key.components.items()]
+            components = {name for name, _ in parts}
+            others = _OF_OTHERS & components
+            subclasses = [part for name, part in parts if name == _SUBCLASSES]
+            if subclasses and all(map(is_of_distributed, subclasses)):
+                others.discard(_SUBCLASSES)
+                recording.asked.append(SHARDING)
+            if others:
                 raise RefusedError("code", f"has a graph with {', '.join(sorted(others))}")
             candidate = recording.finished(code, has_places="inputs.places" in components)
         except RefusedError as exc:
@@ -466,10 +490,11 @@ class Recall:
 
         noted: list[tuple[Internal[Any], Callable[..., None]]] = [
             (names.build_variable, lambda it, builder, x: it.reads.append((builder.source, x))),
+            (names.call_optimizer, Recording.note_optimizer),
             (names.build_sourceless, lambda it, tx, x: it.sourceless.append(x)),
             (names.make_constant, lambda it, _, *args, **kwargs: it.note_constant(*args, **kwargs)),
             (names.make_random, partial(_refuse_call, "random", "uses an object of random.Random")),
-            (names.run_comptime, partial(_refuse_call, "code", "runs code of comptime")),
+            (names.run_comptime, _refuse_comptime),
             (names.update_automatic_dynamic, lambda it, tx, x, *_, **__: it.dynamic.append(x)),
         ]
         for function, note in noted:

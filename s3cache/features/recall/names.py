@@ -51,6 +51,9 @@ set_methods = (
 )
 #: What evaluates ``is`` and other comparisons, by name.
 comparisons = AnyObject("torch._dynamo.symbolic_convert:compare_op_handlers", feature=FEATURE)
+call_optimizer = AnyFunction(
+    f"{_VARIABLES}.optimizer:OptimizerVariable.call_method", feature=FEATURE
+)
 build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=FEATURE)
 # Calls and accesses in which Dynamo may fold an answer of the process.
 is_instance = AnyFunction(f"{_BUILTIN}.call_isinstance", feature=FEATURE)
@@ -126,6 +129,15 @@ in_dispatch_mode = Predicate(
 functorch_layer = AnyFunction(f"{_C}:_functorch.peek_interpreter_stack", feature=FEATURE)
 dual_level = Internal[int](f"{_AUTOGRAD}.forward_ad:_current_level", feature=FEATURE)
 saving_hooks = AnyFunction(f"{_C}:_autograd._top_saved_tensors_default_hooks", feature=FEATURE)
+#: How tensors are distributed, and what of a mesh differs in each process.
+DISTRIBUTED = "torch.distributed.tensor._dtensor_spec"
+device_mesh = AnyClass("torch.distributed.device_mesh:DeviceMesh", feature=FEATURE)
+distributed_tensor = AnyClass("torch.distributed.tensor:DTensor", feature=FEATURE)
+tensor_spec = AnyClass(f"{DISTRIBUTED}:DTensorSpec", feature=FEATURE)
+placement = AnyClass("torch.distributed.tensor.placement_types:Placement", feature=FEATURE)
+OF_MESH_IN_PROCESS = Fields(
+    "torch.distributed.device_mesh:DeviceMesh", "_hash _pg_registry _thread_id", feature=FEATURE
+)
 _modules = AnyObject("torch.nn.modules.module", feature=FEATURE)
 tensorifies = AnyFunction(f"{_UTILS}:_is_tensorify_enabled", since=(2, 13), feature=FEATURE)
 cudnn_enabled = Predicate(f"{_C}:_get_cudnn_enabled", feature=FEATURE)

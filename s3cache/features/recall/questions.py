@@ -23,7 +23,13 @@ import msgpack  # type: ignore[import-untyped]
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.content import plain_content
 from s3cache.features.recall.sources import Plain, RefusedError, Source, Sources, is_imported
-from s3cache.graph import PLAIN_KINDS, value_at
+from s3cache.graph import (
+    PLAIN_KINDS,
+    Component,
+    operators_with_others_rules,
+    subclass_text,
+    value_at,
+)
 
 #: An object that only has a source; and an answer that Dynamo did not keep as a constant.
 _AT_SOURCE: Final = object()
@@ -230,6 +236,23 @@ def _called(_: object, function: Any, keywords: tuple[str, ...], *values: object
     return function(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
 
 
+def _sharding(_: object) -> str:
+    kind = names.distributed_tensor.get()
+    return f"{subclass_text(kind)} {operators_with_others_rules(kind)}"
+
+
+def is_of_distributed(component: Component) -> bool:
+    """Return whether only torch's own distributed tensors take part in a graph.
+
+    :data:`SHARDING` has what the component says of them.
+    """
+    if names.DISTRIBUTED not in sys.modules:
+        return False
+    return component.digest == Component.of(subclass_text(names.distributed_tensor.get())).digest
+
+
+#: Asks how operators on distributed tensors are sharded.
+SHARDING: Final = Question("sharding", ())
 _ABSENT: Final = "s3cache: absent"
 _ASK: Final[Mapping[str, Callable[..., object]]] = {
     "attribute": lambda _, module, name: hasattr(module, name),
@@ -237,6 +260,7 @@ _ASK: Final[Mapping[str, Callable[..., object]]] = {
     "subclass": lambda _, kind, base: issubclass(kind, base),
     "builtin": lambda builtins, name: builtins.get(name, _ABSENT),
     "call": _called,
+    "sharding": _sharding,
 }
 
 

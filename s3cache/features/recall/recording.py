@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import hashlib
+import inspect
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final, cast
 
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import (
@@ -23,17 +25,19 @@ from s3cache.features.recall.candidate import (
 )
 from s3cache.features.recall.content import (
     NOT_COMPARED,
+    OWN_KINDS,
     ContentDescriber,
     check_native,
     is_environment,
 )
-from s3cache.features.recall.guards import WHOLE, guard_row
+from s3cache.features.recall.guards import WHOLE, guard_row, is_of_optimizer
 from s3cache.features.recall.questions import Question, question_rows
 from s3cache.features.recall.sources import (
     BUILTINS,
     NAMED_TUPLES,
     OWN_BUILTINS,
     STATE,
+    Plain,
     RefusedError,
     Source,
     Sources,
@@ -42,7 +46,13 @@ from s3cache.features.recall.sources import (
     name_of_module,
     without_marks,
 )
-from s3cache.graph import PLAIN_KINDS, UnidentifiedError, origin_of_file, placement
+from s3cache.graph import (
+    PLAIN_KINDS,
+    UnidentifiedError,
+    origin_of,
+    origin_of_file,
+    placement,
+)
 
 # Sources without an object before the frame runs, or that are checked as part of the process.
 _OF_NO_OBJECT = frozenset(
@@ -85,6 +95,7 @@ class Recording:
     reads: list[tuple[Source, object]] = field(default_factory=list)
     sourceless: list[object] = field(default_factory=list)
     made: set[str] = field(default_factory=set)  # texts without a source
+    groups: list[tuple[Any, ...]] = field(default_factory=list)  # of optimizers, see Candidate
     asked: list[Question] = field(default_factory=list)
     lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
     dynamic: list[str] = field(default_factory=list)
@@ -111,6 +122,21 @@ class Recording:
         if source is None and type(value) is str:
             self.made.add(value)
 
+    def note_optimizer(
+        self, variable: Any, _: object, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Note a call of the method in which an optimizer makes its state; Dynamo runs it."""
+        if name != "_init_group":
+            return
+        optimizer = variable.value
+        with self.refusing():
+            if origin_of(type(optimizer)._init_group).kind != "torch":
+                raise RefusedError("object", "runs a method of an optimizer that is not torch's")
+            (group, *rest), named = variable.get_python_args(*args, **kwargs)
+            groups = optimizer.param_groups
+            number = next(number for number, it in enumerate(groups) if it is group)
+            self.groups.append((variable.source, len(optimizer.state), number, rest, named))
+
     def traced(self, graph: Any, *, filtered: bool) -> None:
         """Store the reads while all objects are unchanged; raise an error to refuse the frame."""
         import torch
@@ -136,7 +162,8 @@ class Recording:
             for source, both in graph.input_source_to_sizes_strides.items()
         }
         imports: dict[str, str] = dict(graph.import_sources)
-        made.guards = [guard_row(each, sources) for each in sorted(graph.guards)]
+        guards = [guard for guard in sorted(graph.guards) if not is_of_optimizer(guard)]
+        made.guards = [guard_row(guard, sources) for guard in guards]
         made.key_order = sorted(map(sources.number, graph.guard_on_key_order))
         places: dict[str, int] = {}
 
@@ -147,7 +174,7 @@ class Recording:
         }
         guarded = [
             each.originating_source
-            for each in sorted(graph.guards)
+            for each in guards
             if not (
                 each.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT"
                 and without_marks(each.originating_source.base) in modules
@@ -156,43 +183,65 @@ class Recording:
         first: dict[int, int] = {}
         whole = made.read_as_a_whole()
         codes = (self.frame.code, *graph.tracing_context.traced_code)
-        for source, value in (*self.reads, *((each, None) for each in guarded)):
+        reads = [*self.reads, *((each, None) for each in guarded), *_keys_of_tables(self.reads)]
+        states = [f"{source.name}.state" for source, *_ in self.groups]
+        reads.sort(key=lambda read: any(state in read[0].name for state in states))
+        of_optimizers = {id(tensor) for tensor in self._tensors_of_optimizers(sources)}
+        made.groups = [
+            [sources.number(source), before, number, *map(sources.plain, [args, [*kwargs.items()]])]
+            for source, before, number, args, kwargs in self.groups
+        ]
+        for source, value in reads:
             if source in seen or type(source).__name__ in _OF_NO_OBJECT:
                 continue
             seen.add(source)
             number = sources.number(source)
             there = sources.at(number)
-            # An earlier attempt to trace the frame may have imported it.
-            alias = str(getattr(source, "global_name", ""))
-            if alias.startswith(dynamo.IMPORT) and isinstance(there, types.ModuleType):
-                imports[alias] = there.__name__
             if value is not None and there is not value and not _is_same(there, value):
                 raise RefusedError("source", f"reads {source.name}, which is another object now")
             places[source.name] = number
+            if made.late < 0 and any(state in source.name for state in states):
+                made.late = len(made.reads)
             same = first_read(there, first, len(made.reads))
             if source.name in symbols and type(there) in (int, float):
                 made.symbols.append(number)
-                made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
+                made.reads.append([number, digest(f"any {type(there).__name__}"), same, 0])
                 continue
-            is_state = STATE.search(source.name) is not None
+            # Dynamo marks the tensors of modules and optimizers while it traces.
+            marks = 2 if id(there) in of_optimizers else 0
+            if not marks and isinstance(there, torch.Tensor):
+                is_state = STATE.search(source.name) is not None
+                marks = int(is_state or source.guard_source.is_unspecialized_nn_module())
             single = None if number in whole else contents.by_single_keys(there)
             self._reads_environment |= single is not None and is_environment(there)
-            text = contents.of(there, is_state=is_state) if single is None else single
-            if not _is_hash_of_enums(source, codes):
+            text = contents.of(there, marks=marks) if single is None else single
+            if not _is_in_no_result(source, codes):
                 check_native(there)
-            made.reads.append([number, digest(text), same, is_state])
+            made.reads.append([number, digest(text), same, marks])
             if is_dense(there):
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
                 made.sizes.append([number, *known])
         for row in made.guards:
             if row[0] in WHOLE and row[1] not in made.symbols:
                 row[4] = digest(contents.whole(sources.at(row[1])))
+        # An earlier attempt to trace the frame may have imported a module.
+        for number, (kind, *values) in enumerate(sources.rows):
+            if kind == "GlobalSource" and str(values[0]).startswith(dynamo.IMPORT):
+                imports[values[0]] = sources.at(number).__name__
         imports |= sources.modules
         made.imports = sorted(map(list, imports.items()))
         made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
         self._check_code(graph, contents, made)
         made.rows = sources.rows
         self.candidate, self._sources = made, sources
+
+    def _tensors_of_optimizers(self, sources: Sources) -> Iterator[object]:
+        for source, *_ in self.groups:
+            optimizer = sources.at(sources.number(source))
+            for group in optimizer.param_groups:
+                yield from group["params"]
+            for state in optimizer.state.values():
+                yield from state.values()
 
     def _check_code(self, graph: Any, contents: ContentDescriber, made: Candidate) -> None:
         """Check that the reads describe all code that took part in the trace."""
@@ -204,7 +253,7 @@ class Recording:
         strings = [value for _, value in self.reads if type(value) is str]
         for code in (self.frame.code, *graph.tracing_context.traced_code):
             origin = origin_of_file(code.co_filename)
-            if origin.kind in ("torch", "python"):
+            if origin.kind in OWN_KINDS:
                 continue
             strings += [each for each in constants_in(code) if type(each) is str]
             names = codes.get(code)
@@ -234,7 +283,7 @@ class Recording:
                 file = value.__code__.co_filename
             elif isinstance(value, type) and not contents.knows(value):
                 file = getattr(sys.modules.get(value.__module__), "__file__", None)
-            if file is not None and origin_of_file(str(file)).kind not in ("torch", "python"):
+            if file is not None and origin_of_file(str(file)).kind not in OWN_KINDS:
                 raise RefusedError("code", f"uses {value!r}, which has no source")
 
     def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
@@ -255,7 +304,7 @@ class Recording:
                 names[name] = OWN_BUILTINS
             elif name.startswith(dynamo.RESUME) and isinstance(value, types.FunctionType):
                 names[name] = f"__s3cache_resume_{len(made.resumes)}"
-                made.resumes.append(_resume(names[name], value))
+                made.resumes.append(self._resume(names[name], value))
             elif isinstance(value, types.ModuleType) and is_imported(value):
                 names[name] = name_of_module(value)
                 made.imports.append([names[name], value.__name__])
@@ -264,10 +313,10 @@ class Recording:
         self._add_graph(made, has_places=has_places)
         made.questions = question_rows(self.asked, self._sources, builtins_of(self.frame.names))
         try:
-            made.code = packed(renamed(code, names))
+            made.code = packed(renamed(code, names), self._constant_row)
         except ValueError as exc:
-            others = (x for x in constants_in(code) if type(x) not in PLAIN_KINDS)
-            odd = [x for x in others if dynamo.constant_row(x) is None]
+            others = (x for x in constants_in(code) if type(x) not in (*PLAIN_KINDS, tuple))
+            odd = [x for x in others if self._constant_row(x) is None]
             raise RefusedError("constant", f"needs one of {odd} in its bytecode") from exc
         made.outcome = digest(
             repr(
@@ -275,6 +324,29 @@ class Recording:
             )
         )
         return made
+
+    def _constant_row(self, value: Any) -> Plain | None:
+        """Return a constant of the bytecode as plain data; a class has a source, or is torch's."""
+        if isinstance(value, type):
+            source = next((source for source, read in self.reads if read is value), None)
+            if source is not None:
+                return ["read", self._sources.number(source)]
+            is_torchs = origin_of(value).kind == "torch"
+            return cast("Plain", self._sources.plain(value)) if is_torchs else None
+        if isinstance(value, types.MethodType) and isinstance(value.__self__, type):
+            row = self._constant_row(value.__self__)
+            name = value.__func__.__name__
+            is_there = getattr(value.__self__, name, None) == value
+            return None if row is None or not is_there else ["method", row, name]
+        return dynamo.constant_row(value)
+
+    def _resume(self, placeholder: str, value: types.FunctionType) -> list[Any]:
+        if value.__closure__ is not None:  # a factory that makes the function with a closure
+            inside = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
+            code, is_factory = inside["code"].cell_contents, True
+        else:
+            code, is_factory = value.__code__, False
+        return [placeholder, packed(code, self._constant_row), code.co_name, is_factory]
 
     def _add_graph(self, made: Candidate, *, has_places: bool) -> None:
         if not made.compiled:
@@ -292,33 +364,53 @@ class Recording:
             if self.split is None and len(known) < len(lookup.sources):
                 raise RefusedError("graphs", "has an input of the graph without a source")
             numbers = [*map(self._sources.number, known)]
-            made.graphs.append([lookup.key, numbers])
+            made.graphs.append([lookup.key, numbers, lookup.bound])
             values += map(self._sources.at, numbers)
         made.split = self.split
         made.facts = [str(has_places), *placement(values, has_places=has_places)]
 
 
-def _is_hash_of_enums(source: Source, codes: Iterable[types.CodeType]) -> bool:
-    """Return whether a source is the builtin ``hash``, called only for enums that are keys.
+#: Functions of Python that use a number of an object for a lookup in a table of their own, by the
+#: name of the builtin that makes the number; and the names with which code may see the table.
+_OF_LOOKUPS: Final[Mapping[str, tuple[frozenset[types.CodeType], frozenset[str]]]] = {
+    "hash": (frozenset({enum.Enum.__hash__.__code__}), frozenset({"hash", "__hash__"})),
+    "id": (
+        frozenset(
+            function.__code__
+            for function in (*vars(copy).values(), inspect.unwrap)
+            if isinstance(function, types.FunctionType)
+        ),
+        frozenset({"id", "deepcopy", "__deepcopy__"}),
+    ),
+}
 
-    Then the number is used for the lookup, and is not in the traced code.
+
+def _keys_of_tables(
+    reads: Iterable[tuple[Source, object]],
+) -> Iterator[tuple[Source, object]]:
+    """Yield the tensors by which dictionaries are ordered, as further reads."""
+    import torch
+
+    key_at = names.sources.get().ConstDictKeySource
+    for source, table in reads:
+        if isinstance(table, dict):
+            for number, key in enumerate(table):
+                if isinstance(key, torch.Tensor):
+                    yield key_at(source, number), key
+
+
+def _is_in_no_result(source: Source, codes: Collection[types.CodeType]) -> bool:
+    """Return whether a source is a builtin with a result that only lookups of Python use.
+
+    The hash of an enum and the identity of what is copied are in no traced code then.
     """
-    base = getattr(source, "base", None)
-    if getattr(source, "index", None) != "hash" or BUILTINS not in getattr(base, "name", ""):
+    base, name = getattr(source, "base", None), getattr(source, "index", None)
+    if name not in _OF_LOOKUPS or BUILTINS not in getattr(base, "name", ""):
         return False
-    own = enum.Enum.__hash__.__code__
-    others = (code for code in codes if code is not own)
-    named = (x for code in others for x in (*names_in(code), *constants_in(code)))
-    return own in codes and not any(type(x) is str and x in ("hash", "__hash__") for x in named)
-
-
-def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
-    if value.__closure__ is not None:  # a factory that makes the function with a closure
-        inside = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
-        code, is_factory = inside["code"].cell_contents, True
-    else:
-        code, is_factory = value.__code__, False
-    return [placeholder, packed(code), code.co_name, is_factory]
+    own, seen = _OF_LOOKUPS[str(name)]
+    others = [code for code in codes if origin_of_file(code.co_filename).kind not in OWN_KINDS]
+    named = (x for code in others for x in (code.co_name, *names_in(code), *constants_in(code)))
+    return not own.isdisjoint(codes) and not any(type(x) is str and x in seen for x in named)
 
 
 def _code_text(code: types.CodeType) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import json
+import logging
 import os
 import sys
 import threading
@@ -50,6 +51,23 @@ class _Metrics(dict[str, list[float]]):
         self["GraphLowering.run"] = _lowered
 
 
+class _Refusals(logging.Handler):
+    """Counts the reasons for which frames are not recalled."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.counts: dict[str, int] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("a frame is not recalled") and isinstance(record.args, tuple):
+            reason, function, why, *_ = record.args
+            text = f"`{reason}`: {function} {why}"
+            self.counts[text] = self.counts.get(text, 0) + 1
+
+
+_refused = _Refusals()
+
+
 def _write_counts(folder: str, process: int) -> None:
     if os.getpid() != process:  # a forked child that ends as the program does
         return
@@ -66,6 +84,8 @@ def _write_counts(folder: str, process: int) -> None:
             "reasons": dict(stats.bypass_reasons),
             "half_hits": sum(stats.fx.hits.values()),
             "halves": stats.fx.saved - stats.fx.contained,
+            "frames": stats.features.get("recall", {}),
+            "refused": _refused.counts,
         }
     path = os.path.join(folder, f"{process}.json")
     with open(f"{path}.part", "w", encoding="utf-8") as file:
@@ -88,6 +108,9 @@ def _write_repeatedly(folder: str, process: int) -> None:
 
 if "WITNESS" in os.environ:
     sys.meta_path.insert(0, _Finder())
+    logger = logging.getLogger("s3cache.recall")
+    logger.addHandler(_refused)
+    logger.setLevel(logging.INFO)
     # The function that is registered first runs last: after the uploads at s3cache's exit.
     atexit.register(_write_counts, os.environ["WITNESS"], os.getpid())
     if "WITNESS_OF_KILLED" in os.environ:
