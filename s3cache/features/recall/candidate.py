@@ -36,8 +36,7 @@ class Candidate:
 
     Attributes:
         rows: sources; a row may refer to earlier rows.
-        reads: source, digest of its content, the first read of the same object, and whether it is
-            a tensor of a module (1) or an optimizer (2), which Dynamo marks.
+        reads: source, digest of its content, the first read of the same object, and its role.
         guards: kind, source, positional and keyword arguments, and the value that was guarded.
         sizes: sizes and strides of tensors by source; nil matches any.
         groups: the groups of parameters for which an optimizer makes its state while Dynamo traces:
@@ -56,7 +55,8 @@ class Candidate:
         split: how DDP's parts are put together, see ``torch_api/dynamo.py``; nil for one graph.
         compiled: the placeholder of the function that the bytecode calls.
         facts: the layout of inputs in memory, as text.
-        dynamic: inputs with sizes that Dynamo remembers, by Dynamo's names.
+        dynamic: inputs with sizes that Dynamo remembers, by Dynamo's names, with those that it
+            let vary.
         lowered: digests of the settings under which a backward would be lowered.
         outcome: a digest of the result of the trace, to compare two traces.
         traces: each process that traced it: a random name, the time in seconds since 1970, and

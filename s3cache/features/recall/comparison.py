@@ -80,7 +80,7 @@ class FrameComparison:
         contents, symbols = self._contents, set(made.symbols)
         first: dict[int, int] = {}
         whole = made.read_as_a_whole()
-        for index, (number, expected, same, marks) in enumerate(made.reads):
+        for index, (number, expected, same, role) in enumerate(made.reads):
             if index == made.late and (difference := self._make_state()):
                 return difference
             try:
@@ -92,7 +92,7 @@ class FrameComparison:
                 text = f"any {type(value).__name__}"
             else:
                 single = None if number in whole else contents.by_single_keys(value)
-                text = contents.of(value, marks=marks) if single is None else single
+                text = contents.of(value, role) if single is None else single
             if digest(text) != expected or first_read(value, first, index) != same:
                 return str(places.source(number).name)
         for number, sizes, strides in made.sizes:
@@ -113,10 +113,11 @@ class FrameComparison:
             if not places.holds(expression):
                 return f"guard {expression}"
         sizes = {number: both for number, *both in made.sizes}
-        for name, number in made.dynamic:
-            fixed = None if number in symbols else sizes.get(number, ([], []))
-            if dynamo.lets_vary(frame.code, frame.closure, name, places.at(number), fixed):
-                return f"{places.source(number).name} may vary now"
+        for name, number, before in made.dynamic:
+            for what in dynamo.varying(frame.code, frame.closure, name, places.at(number)):
+                # What varied before, and is fixed, is fixed by the code.
+                if what not in before and _is_fixed(what, sizes.get(number), number in symbols):
+                    return f"{places.source(number).name} may vary now"
         if made.graphs:
             has_places = made.facts[0] == "True"
             inputs = [places.at(each) for _, numbers, _ in made.graphs for each in numbers]
@@ -161,7 +162,7 @@ class FrameComparison:
 
     def seen(self) -> list[tuple[str, object]]:
         """Return the inputs with sizes that Dynamo would remember, by Dynamo's names."""
-        return [(name, self._places.at(number)) for name, number in self.candidate.dynamic]
+        return [(name, self._places.at(number)) for name, number, _ in self.candidate.dynamic]
 
     def constant_of(self, row: Plain) -> object:
         """Return a constant of the bytecode, which may be a class that the frame reads."""
@@ -260,6 +261,15 @@ def _guarded_state(kind: str, value: Any, is_symbol: bool, sizes: list[Any] | No
     if isinstance(value, types.BuiltinFunctionType):
         return [value.__name__, _Same(value.__self__)]
     return _Same(value)
+
+
+def _is_fixed(what: str, sizes: list[list[int | None]] | None, is_symbol: bool) -> bool:
+    """Return whether a candidate has one value for what :func:`dynamo.varying` names."""
+    if what == "number":
+        return not is_symbol
+    kind, dim = what.split()
+    values = sizes[kind == "stride"] if sizes else []
+    return int(dim) < len(values) and values[int(dim)] not in (None, 0, 1)
 
 
 def _fit(expected: list[int | None], found: Any) -> bool:

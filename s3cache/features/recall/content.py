@@ -24,7 +24,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, KeysView, Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from s3cache.features.recall import names
@@ -47,8 +47,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+#: Roles of tensors that Dynamo marks while it traces: in a module, in an optimizer.
+OF_MODULE: Final = 1
+OF_OPTIMIZER: Final = 2
 _TABLE_KINDS: Final = (dict, OrderedDict)
 _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
+#: Whether strings have other hashes in each process, and sets another order.
+_HAS_SEED: Final = os.environ.get("PYTHONHASHSEED", "random") == "random"
 _SHORT = 200
 OWN_KINDS: Final = ("torch", "python")
 _MAX_PARTS = 20_000
@@ -62,8 +67,9 @@ _NO_MEMBERS = frozenset(
     __static_attributes__ __weakref__ _abc_impl
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
+_ALIASES: Final = (types.UnionType, types.GenericAlias)
 #: Types of objects that are described as code.
-_CODE = (types.FunctionType, types.ModuleType, types.CodeType, type, *NATIVE)
+_CODE = (types.FunctionType, types.ModuleType, types.CodeType, type, *NATIVE, *_ALIASES)
 #: Attributes of a function that change how Dynamo treats a call, and run code during the trace.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _OF_REGION = "marked_compile_region"  # in the names of options of a nested region
@@ -84,6 +90,7 @@ _PURE = frozenset(
 _NOT_PURE = frozenset({"builtins.id", "builtins.hash", "builtins.input", "builtins.open"})
 #: Classes of objects that Dynamo does not look into.
 _OPAQUE = frozenset({"torch._C._distributed_c10d.Logger", "torch._C._distributed_c10d.Reducer"})
+_TYPING: Final = "typing_extensions"
 _TABLES = ("_parameters", "_buffers", "_modules")
 #: Environment variables that torch sets while it compiles, and settings of s3cache.
 NOT_COMPARED: Final = re.compile(
@@ -105,8 +112,8 @@ class ContentDescriber:
         self._texts: dict[int, tuple[object, str]] = {}
         self._parts: dict[int, tuple[object, str, list[object]]] = {}
 
-    def of(self, value: object, *, marks: int = 0) -> str:
-        """Return the text of an object; ``marks`` is 1 for a tensor of a module, 2 of an optimizer.
+    def of(self, value: object, role: int = 0) -> str:
+        """Return the text of an object in one of the roles, or in none.
 
         Raises:
             UnidentifiedError: it has none.
@@ -117,7 +124,7 @@ class ContentDescriber:
             return _plain(value)
         known = self._texts.get(id(value))
         if known is None:
-            known = self._texts[id(value)] = value, self._of(value, marks=marks)
+            known = self._texts[id(value)] = value, self._of(value, role)
         return known[1]
 
     def by_single_keys(self, table: object) -> str | None:
@@ -140,14 +147,14 @@ class ContentDescriber:
         """Return whether an object is described in one of the texts so far."""
         return id(value) in self._texts or id(value) in self._parts
 
-    def _of(self, value: object, *, marks: int) -> str:
+    def _of(self, value: object, role: int) -> str:
         import torch
 
         kind = type(value)
         if kind in _TABLE_KINDS:
             return f"{kind.__name__} {_keys(cast('dict[object, object]', value))}"
         if isinstance(value, torch.Tensor):
-            return f"{self.of(kind)} {_tensor_text(value, marks=marks)}"
+            return f"{self.of(kind)} {_tensor_text(value, role)}"
         if isinstance(value, torch.nn.Module):
             return f"{self.of(kind)} {_module_text(value)}"
         if self._part(value) is not None:
@@ -162,6 +169,9 @@ class ContentDescriber:
         if isinstance(value, (dict, types.MappingProxyType)):
             return f"{self.of(kind)} {_keys(dict(value))} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):
+            numbers = (int, float, complex)
+            if len(value) > 1 and _HAS_SEED and not all(isinstance(it, numbers) for it in value):
+                raise UnidentifiedError("a set, in an order of this process; see PYTHONHASHSEED")
             return f"{self.of(kind)} {_keys(value)}"
         if isinstance(value, (list, tuple, deque)):
             return f"{self.of(kind)} {len(value)} {_attributes(value)}"
@@ -253,6 +263,8 @@ class ContentDescriber:
             return _native(value)
         if type(value).__module__ == "torch._ops":  # with many classes, and no state
             return f"operator {value}"
+        if isinstance(value, _ALIASES):
+            return part.all(type(value).__name__, [get_origin(value), *get_args(value)])
         if isinstance(value, types.CodeType):
             self.note(value, {})
             return f"code {_digest_of_code(value)}"
@@ -300,7 +312,9 @@ class ContentDescriber:
                 "types.FunctionType", unwrap_patch(member.__func__ if is_held else member)
             )
             file = function.__code__.co_filename if isinstance(function, types.FunctionType) else ""
-            if name in _RUN_BY_DYNAMO and file and origin_of_file(file).kind not in OWN_KINDS:
+            # What stands in for Python's ``typing`` reads nothing else either.
+            is_own = origin_of_file(file).kind in OWN_KINDS or kind.__module__ == _TYPING
+            if name in _RUN_BY_DYNAMO and file and not is_own:
                 raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that is run")
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
@@ -418,6 +432,8 @@ def check_native(value: object) -> None:
         UnidentifiedError: it is such a function.
     """
     if not isinstance(value, types.BuiltinFunctionType):
+        return
+    if id(value) in names.polyfilled.get():  # each call is a question
         return
     if isinstance(module := value.__self__, types.ModuleType):
         package = module.__name__.partition(".")[0]
@@ -568,15 +584,15 @@ def tensor_guarded(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.dim()} {keys}"
 
 
-def _tensor_text(tensor: Tensor, *, marks: int) -> str:
+def _tensor_text(tensor: Tensor, role: int) -> str:
     """Return the properties of a tensor that compiled code may depend on, except its sizes."""
     import torch
 
     state = dict(getattr(tensor, "__dict__", None) or {})
     # Dynamo sets this mark during the trace: for a module, if the program has set none.
-    if marks or isinstance(tensor, torch.nn.Parameter):
+    if role or isinstance(tensor, torch.nn.Parameter):
         own = state.pop(names.STATIC_INPUT, None)
-        if own == "guarded" and marks < 2:
+        if own == "guarded" and role != OF_OPTIMIZER:
             state[names.STATIC_INPUT] = own
     words = []  # marks such as those for dynamic sizes
     for name, value in state.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 from s3cache.features.recall import names
@@ -208,34 +208,29 @@ def _size_entry(name: str, value: object) -> Any:
     return None
 
 
-def lets_vary(
-    code: types.CodeType,
-    closure: object,
-    name: str,
-    value: object,
-    fixed: tuple[Sequence[int | None], Sequence[int | None]] | None,
-) -> bool:
-    """Return whether Dynamo would let vary what a candidate has ``fixed``, after earlier calls.
+def varying(code: types.CodeType, closure: object, name: str, value: object) -> list[str]:
+    """Return what Dynamo would let vary of an input, after this and earlier calls.
 
-    ``fixed`` has the sizes and strides of a tensor; None stands for a symbol, as for a number.
+    It is ``number``, or ``size`` and ``stride`` with a dimension of a tensor.
     """
     seen, entry = _seen(code, closure), _size_entry(name, value)
     if seen is None or entry is None or name not in seen:
-        return False
+        return []
     merged = copy.copy(seen[name])
     merged |= entry
     if type(value) in (int, float):
-        return fixed is not None and merged.scalar is names.auto_dynamic.get()
-    static = getattr(value, names.STATIC_DIMS, ())
-    sizes, strides = fixed or ((), ())
-    return any(
-        number not in (None, 0, 1) and dim not in static and is_dynamic(dim)
-        for numbers, is_dynamic in (
-            (sizes, merged.is_size_dynamic),
-            (strides, merged.is_stride_dynamic),
+        return ["number"] if merged.scalar is names.auto_dynamic.get() else []
+    tensor: Any = value
+    static = getattr(tensor, names.STATIC_DIMS, ())
+    return [
+        f"{what} {dim}"
+        for what, is_dynamic in (
+            ("size", merged.is_size_dynamic),
+            ("stride", merged.is_stride_dynamic),
         )
-        for dim, number in enumerate(numbers)
-    )
+        for dim in range(tensor.dim())
+        if dim not in static and is_dynamic(dim)
+    ]
 
 
 def unwrapped(backend: Any) -> tuple[Any, Any]:

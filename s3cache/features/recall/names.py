@@ -83,16 +83,19 @@ load_builtin = AnyFunction(
     feature=FEATURE,
 )
 import_module = AnyFunction("torch._dynamo.symbolic_convert:_import_module", feature=FEATURE)
-#: Sets of functions, by address, that the user has given another treatment.
-MARKED_FUNCTIONS = tuple(
-    AnyObject(f"torch._dynamo.trace_rules:{name}", feature=FEATURE)
-    for name in (
-        "_allowed_callable_ids",
-        "_disallowed_callable_ids",
-        "_leaf_function_ids",
-        "_nonstrict_trace_callable_ids",
-        "_polyfilled_function_ids",
-    )
+#: Functions, by address, for which Dynamo traces others; and all with another treatment.
+polyfilled = AnyObject("torch._dynamo.trace_rules:_polyfilled_function_ids", feature=FEATURE)
+MARKED_FUNCTIONS = (
+    polyfilled,
+    *(
+        AnyObject(f"torch._dynamo.trace_rules:{name}", feature=FEATURE)
+        for name in (
+            "_allowed_callable_ids",
+            "_disallowed_callable_ids",
+            "_leaf_function_ids",
+            "_nonstrict_trace_callable_ids",
+        )
+    ),
 )
 closure_vars = AnyFunction(f"{_GUARDS}:_get_closure_vars", feature=FEATURE)
 dispatch_keys = AnyFunction(f"{_C}:_dispatch_keys", feature=FEATURE)

@@ -22,7 +22,14 @@ import msgpack  # type: ignore[import-untyped]
 
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.content import plain_content
-from s3cache.features.recall.sources import Plain, RefusedError, Source, Sources, is_imported
+from s3cache.features.recall.sources import (
+    Plain,
+    RefusedError,
+    Source,
+    Sources,
+    is_imported,
+    name_in_types,
+)
 from s3cache.graph import (
     PLAIN_KINDS,
     Component,
@@ -105,10 +112,10 @@ def _classes_in(kinds: object) -> Iterator[object]:
 
 
 def of_call(
-    result: Any, variable: Any, tx: object, args: Sequence[Any], kwargs: Mapping[str, Any]
+    result: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Question]:
     """Call a function again that Dynamo has folded, unless its arguments decide."""
-    if result is RAISED:
+    if result is RAISED or tx.f_code is inspect.unwrap.__code__:  # which only bounds its loop
         return
     is_kept = result.is_python_constant()
     function, given = variable.as_python_constant(), [*args, *kwargs.values()]
@@ -180,7 +187,7 @@ _SHARED: Final = frozenset({int, float, complex, str, bytes, tuple, frozenset})
 _PURE: Final = frozenset({"re", "math"})
 #: Functions with an answer that the frame itself may change: the key of the frame has their state.
 #: Or the answer is true in each trace.
-_OF_STATE: Final = re.compile(r"\w*(autocast|dtype|layer_stack|is_compiling)\w*")
+_OF_STATE: Final = re.compile(r"\w*(autocast|dtype|layer_stack|is_(dynamo_)?compiling)\w*")
 
 
 # -- plain data
@@ -277,12 +284,15 @@ def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
         return ["constant", row]
     if type(value) in PLAIN_KINDS or type(value) is tuple:
         return ["plain", sources.plain(value)]
+    if type(value) is dict and all(type(key) is str for key in value):
+        named = [[key, _written(item, None, sources)] for key, item in value.items()]
+        return ["dict", named]
     if isinstance(value, types.ModuleType) and is_imported(value):
         return ["module", value.__name__]
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if isinstance(module, str) and value_at(module, name) is value:
         return ["named", module, name]
-    if module == "builtins" and (alias := _name_in_types(value)):  # such as that of generators
+    if module == "builtins" and (alias := name_in_types(value)):  # such as that of generators
         return ["named", types.__name__, alias]
     if callable(value) and value in names.folded.get():
         alike = [each for each in names.folded.get() if _folded_name(each) == _folded_name(value)]
@@ -297,10 +307,6 @@ def _written(value: Any, source: Source | None, sources: Sources) -> Plain:
     raise RefusedError("object", f"asks about {value!r}, which has neither a name nor a source")
 
 
-def _name_in_types(value: object) -> str:
-    return next((name for name, each in vars(types).items() if each is value), "")
-
-
 def _folded_name(function: Any) -> str:
     return f"{getattr(function, '__module__', None)}.{function.__qualname__}"
 
@@ -312,6 +318,8 @@ def _read(plain: Plain, sources: Sources) -> object:
         return dynamo.constant_of(rest[0])
     if kind == "plain":
         return sources.argument(rest[0])
+    if kind == "dict":
+        return {key: _read(item, sources) for key, item in rest[0]}
     if kind == "module":
         return sys.modules[rest[0]]
     if kind == "named":

@@ -25,6 +25,8 @@ from s3cache.features.recall.candidate import (
 )
 from s3cache.features.recall.content import (
     NOT_COMPARED,
+    OF_MODULE,
+    OF_OPTIMIZER,
     OWN_KINDS,
     ContentDescriber,
     check_native,
@@ -207,17 +209,13 @@ class Recording:
                 made.symbols.append(number)
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, 0])
                 continue
-            # Dynamo marks the tensors of modules and optimizers while it traces.
-            marks = 2 if id(there) in of_optimizers else 0
-            if not marks and isinstance(there, torch.Tensor):
-                is_state = STATE.search(source.name) is not None
-                marks = int(is_state or source.guard_source.is_unspecialized_nn_module())
+            role = OF_OPTIMIZER if id(there) in of_optimizers else _role(source, there)
             single = None if number in whole else contents.by_single_keys(there)
             self._reads_environment |= single is not None and is_environment(there)
-            text = contents.of(there, marks=marks) if single is None else single
+            text = contents.of(there, role) if single is None else single
             if not _is_in_no_result(source, codes):
                 check_native(there)
-            made.reads.append([number, digest(text), same, marks])
+            made.reads.append([number, digest(text), same, role])
             if is_dense(there):
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
                 made.sizes.append([number, *known])
@@ -230,7 +228,12 @@ class Recording:
                 imports[values[0]] = sources.at(number).__name__
         imports |= sources.modules
         made.imports = sorted(map(list, imports.items()))
-        made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
+        code, closure = self.frame.code, self.frame.closure
+        made.dynamic = [
+            [name, places[name], dynamo.varying(code, closure, name, sources.at(places[name]))]
+            for name in self.dynamic
+            if name in places
+        ]
         self._check_code(graph, contents, made)
         made.rows = sources.rows
         self.candidate, self._sources = made, sources
@@ -383,6 +386,15 @@ _OF_LOOKUPS: Final[Mapping[str, tuple[frozenset[types.CodeType], frozenset[str]]
         frozenset({"id", "deepcopy", "__deepcopy__"}),
     ),
 }
+
+
+def _role(source: Source, value: object) -> int:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return 0
+    is_of_module = source.guard_source.is_unspecialized_nn_module()
+    return OF_MODULE if is_of_module or STATE.search(source.name) is not None else 0
 
 
 def _keys_of_tables(

@@ -109,6 +109,8 @@ class Sources:
             return [type(value).__name__, [*map(self.plain, cast("list[object]", value))]]
         if isinstance(value, type) and value_at(value.__module__, value.__qualname__) is value:
             return ["class", value.__module__, value.__qualname__]
+        if isinstance(value, type) and (alias := name_in_types(value)):
+            return ["class", types.__name__, alias]
         if isinstance(value, names.source_class.get()):
             return ["source", self.number(value)]
         raise RefusedError("source", f"reads by a {type(value).__qualname__}")
@@ -135,7 +137,13 @@ class Sources:
             if not (isinstance(kind, type) and issubclass(kind, names.source_class.get())):
                 raise ValueError(f"{name} is not a source")
             fields = zip(_fields_of(kind), map(self.argument, values), strict=True)
-            self._sources[number] = source = cast("Any", kind)(**dict(fields))
+            if name == "ImportSource":  # outside of a trace, it cannot add its guard
+                source: Source = object.__new__(kind)
+                for field, value in fields:
+                    object.__setattr__(source, field, value)
+            else:
+                source = cast("Any", kind)(**dict(fields))
+            self._sources[number] = source
             self._numbers[source] = number
         return self._sources[number]
 
@@ -159,6 +167,9 @@ class Sources:
             return self.at(fields[0][1])[fields[1]]
         if kind in _MARKS:
             return self.at(fields[0][1])
+        if kind == "ImportSource":
+            # ``__import__`` returns the package; what is not imported yet is another program.
+            return sys.modules[fields[0]] and sys.modules[fields[0].partition(".")[0]]
         source = self.source(number)
         if (base := getattr(source, "base", None)) is not None:
             self._known[base] = self.at(self.number(base))
@@ -186,6 +197,11 @@ def _fields_of(kind: Any) -> list[str]:
 def is_imported(module: types.ModuleType) -> bool:
     """Return whether a module is the one that is imported under its name."""
     return sys.modules.get(module.__name__) is module
+
+
+def name_in_types(value: object) -> str:
+    """Return the name in ``types`` of a class that has no other, such as that of ``None``."""
+    return next((name for name, each in vars(types).items() if each is value), "")
 
 
 def name_of_module(module: types.ModuleType) -> str:
