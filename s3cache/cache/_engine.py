@@ -675,6 +675,8 @@ class Engine(AbstractContextManager["Engine"]):
         self._replaceable.add(entry.digest)
         try:
             self.keep(frame.decode(better))
+            if self.settings.mode != "read-only":
+                self.local.discard(entry)  # it may have been fetched under the other name
         except Exception as exc:  # noqa: BLE001 - the former entry is as right
             self.problems.met("save", "an entry could not be replaced", exc)
 

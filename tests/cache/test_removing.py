@@ -176,6 +176,19 @@ def test_a_better_entry_replaces_an_uploaded_one_or_is_uploaded_in_its_place(
         assert [hit.entry.digest for hit in lookup] == [BETTER.digest]
 
 
+def test_a_fetched_entry_is_replaced_on_this_machine_too(
+    engine: Engine, memory: MemoryStore, tmp_path: Path
+) -> None:
+    engine.save(KEY, FIRST)
+    assert engine.flush(LONG_S).complete
+    with open_engine(tmp_path / "b", memory) as other:
+        with other.candidates(KEY) as lookup:
+            assert [hit.entry.digest for hit in lookup] == [FIRST.digest]
+        replaced(other)
+        with other.candidates(KEY, remote=False) as lookup:
+            assert [hit.entry.digest for hit in lookup] == [BETTER.digest]
+
+
 def test_an_entry_of_another_machine_is_not_replaced(
     engine: Engine, memory: MemoryStore, tmp_path: Path
 ) -> None:
