@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from _s3cache_process import COMPILER
 from s3cache.features.startup.garbage import without_collections
-from s3cache.util.importing import when_imported
+from s3cache.util.importing import before_import, when_imported
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from s3cache.hooks import Session
     from s3cache.torch_api.protocols import Function
 
-#: Modules that rarely use networkx. Its import takes a tenth of a second.
-_NETWORKX_USERS = tuple(
-    f"torch._functorch._activation_checkpointing.{name}"
-    for name in ("graph_info_provider", "knapsack_evaluator")
+#: Modules with libraries that they rarely use. Each of these imports takes a tenth of a second.
+_USERS = (
+    ("torch._functorch._activation_checkpointing.graph_info_provider", "networkx"),
+    ("torch._functorch._activation_checkpointing.knapsack_evaluator", "networkx"),
+    ("torch._inductor.remote_cache", "redis"),
 )
 
 
@@ -32,8 +33,8 @@ def install(session: Session) -> None:
     session.undo.callback(cancel)
     session.undo.callback(when_imported(COMPILER, cancel))  # few are left by then
     session.undo.callback(parse_templates_later())
-    for importer in _NETWORKX_USERS:
-        session.undo.callback(import_later(importer, "networkx"))
+    for importer, name in _USERS:
+        session.undo.callback(import_later(importer, name))
 
 
 def parse_templates_later() -> Callable[[], None]:
@@ -54,7 +55,7 @@ def parse_templates_later() -> Callable[[], None]:
                 names["from_string"] = _deferring(environment)
                 undo.callback(names.pop, "from_string", None)
 
-    undo.callback(when_imported(TEMPLATES, begin))
+    undo.callback(before_import(TEMPLATES, begin))
     undo.callback(when_imported(COMPILER, undo.close))
     return undo.close
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from s3cache.torch_api import AnyFunction
 
-TEMPLATES = "torch._inductor.codegen.common"
+#: The module that parses templates at its import and at those of others after it.
+TEMPLATES = "torch._inductor.select_algorithm"
 template_environment = AnyFunction(
-    f"{TEMPLATES}:jinja2_env", feature="parsing templates of kernels at their first use"
+    "torch._inductor.codegen.common:jinja2_env",
+    feature="parsing templates of kernels at their first use",
 )

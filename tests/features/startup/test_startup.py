@@ -40,7 +40,7 @@ from torch._inductor.kernel.mm import mm_template
 from torch._functorch._activation_checkpointing import graph_info_provider
 
 template = mm_template.template
-found["light"] = "networkx" not in sys.modules and type(template) is not Template
+found["light"] = not {"networkx", "redis"} & sys.modules.keys() and type(template) is not Template
 # The first uses.
 found["rendered"] = [template.name, sorted(template.blocks), isinstance(template, Template)]
 found["like one"] = vars(template).keys() == vars(KernelTemplate._template_from_string("")).keys()
