@@ -208,30 +208,32 @@ def _owners(site: str, changed_ns: int) -> dict[str, list[Path]]:
     """Return the lists of files with a package or a module in them, by its name."""
     found: dict[str, list[Path]] = {}
     for record in _records(site, changed_ns):
-        for name in {line.partition(",")[0].partition("/")[0] for line in _lines(record)}:
+        first = {line.partition(b"/")[0] for line in _lines(record)}  # few, of many lines
+        for name in {part.partition(b",")[0].decode() for part in first}:
             found.setdefault(name, []).append(record)
     return found
 
 
-def _lines(record: Path) -> list[str]:
+def _lines(record: Path) -> list[bytes]:
     try:
-        return record.read_text(encoding="utf-8").splitlines()
+        return record.read_bytes().splitlines()
     except OSError:
         return []
 
 
-def _listed(record: Path, package: str) -> list[str]:
+def _listed(record: Path, package: str) -> list[bytes]:
     """Return the lines about the files of a package, without compiled files.
 
     Machines record these differently, or not at all.
     """
-    own = (line for line in _lines(record) if line.startswith((f"{package}/", f"{package},")))
-    return sorted(line for line in own if ".pyc," not in line)
+    starts = f"{package}/".encode(), f"{package},".encode()
+    own = (line for line in _lines(record) if line.startswith(starts))
+    return sorted(line for line in own if b".pyc," not in line)
 
 
-def _distribution(record: Path, package: str, listed: Iterable[str]) -> Origin:
+def _distribution(record: Path, package: str, listed: Iterable[bytes]) -> Origin:
     name, _, version = record.parent.stem.partition("-")
-    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(b"\n".join(listed)).hexdigest()[:32]
     return Origin("library", f"{package} {name} {version} {digest}")
 
 

@@ -41,6 +41,7 @@ from torch._functorch._activation_checkpointing import graph_info_provider
 
 template = mm_template.template
 found["light"] = not {"networkx", "redis"} & sys.modules.keys() and type(template) is not Template
+import torch._inductor.compile_fx
 # The first uses.
 found["rendered"] = [template.name, sorted(template.blocks), isinstance(template, Template)]
 found["like one"] = vars(template).keys() == vars(KernelTemplate._template_from_string("")).keys()
