@@ -237,18 +237,23 @@ class Operators:
             if old is new:
                 continue
             whole = internals.full_name_there(self._inside, str(name))
-            override = Override(f"torch.ops.{whole}".replace("::", "."), new)
             kind = internals.kind_of_operator(new)
             if old is not ABSENT and is_torch_operator(old):
-                changes.append(override)
+                changes.append(Override(_place_in_ops(whole), new))
             elif kind and internals.full_name(new) == whole:
                 first[name] = new
                 self._surface.watch_operator(new, kind)
             elif old is not ABSENT:
                 del first[name]
-            elif kind or internals.is_place_of_operator(self._inside, str(name)):
-                changes += [override] if is_torch_operator(whole) else []
+            elif (
+                kind or internals.is_place_of_operator(self._inside, str(name))
+            ) and is_torch_operator(whole):
+                changes.append(Override(_place_in_ops(whole), new))
         return changes
+
+
+def _place_in_ops(name: str) -> str:
+    return f"torch.ops.{name}".replace("::", ".")
 
 
 class Rules:

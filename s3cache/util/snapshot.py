@@ -133,9 +133,10 @@ class Functions:
                 waiting.append(content)
 
     def _note(self, attribute: _Attribute, owner: object, function: types.FunctionType) -> None:
-        row = owner, attribute(owner), function
-        for column, value in zip(self._noted[attribute], row, strict=True):
-            column.append(value)
+        owners, values, functions = self._noted[attribute]  # there are thousands: no loop
+        owners.append(owner)
+        values.append(attribute(owner))
+        functions.append(function)
 
     def changed(self) -> list[types.FunctionType]:
         """Return functions that changed since they were added.
