@@ -57,6 +57,7 @@ from s3cache.stats import Reason
 from s3cache.torch_api import Internal, installed_version, internals
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
+from s3cache.util.garbage import no_collections
 from s3cache.util.importing import when_imported
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
@@ -346,7 +347,8 @@ class Recall:
             if candidate.variant in self._unusable:
                 return None
             try:
-                return build(variables)
+                with no_collections():
+                    return build(variables)
             except Exception as exc:  # noqa: BLE001 - the frame is traced, as without recall
                 self._unusable.add(candidate.variant)
                 self._bypasses.failed(logger, "guards of a recalled frame cannot be built", exc)
