@@ -20,6 +20,7 @@ from s3cache.graph._key import settings_text as settings_text
 from s3cache.graph._key import unpicklable_options as unpicklable_options
 from s3cache.graph._origin import NATIVE as NATIVE
 from s3cache.graph._origin import ORIGINAL_ATTR as ORIGINAL_ATTR
+from s3cache.graph._origin import is_as_installed as is_as_installed
 from s3cache.graph._origin import origin_of as origin_of
 from s3cache.graph._origin import origin_of_file as origin_of_file
 from s3cache.graph._origin import unwrap_patch as unwrap_patch

@@ -6,6 +6,7 @@ asks less of a value that is in torch, where torch and its libraries put functio
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import os
@@ -177,24 +178,69 @@ def _standard() -> tuple[str, ...]:
     return tuple(dict.fromkeys(path + os.sep for path in (*schemes, os.path.dirname(os.__file__))))
 
 
+def is_as_installed(path: str) -> bool:
+    """Return False if a file of an installed library has been edited where it is installed.
+
+    Only a file that is newer than the list of installed files, which has its digest, is read.
+    """
+    for site in _sites(tuple(sys.path)):
+        if path.startswith(site):
+            place = path[len(site) :].replace(os.sep, "/")
+            record, files = _installed(site, place.partition("/")[0].partition(".")[0])
+            if place not in files:
+                return True
+            expected, size = files[place]
+            try:
+                file, recorded_ns = os.stat(path), os.stat(record).st_mtime_ns
+                if file.st_size != size or file.st_mtime_ns <= recorded_ns:
+                    return file.st_size == size
+                digest = hashlib.sha256(Path(path).read_bytes()).digest()
+            except OSError:
+                return True
+            return base64.urlsafe_b64encode(digest).decode().rstrip("=") == expected
+    return True
+
+
+@functools.cache
+def _installed(site: str, package: str) -> tuple[Path, dict[str, tuple[str, int]]]:
+    """Return the list of the files of a package, and their digests and sizes by place."""
+    if (found := _record_of(site, package)) is None:
+        return Path(), {}
+    record, listed = found
+    rows = (line.decode(errors="replace").rsplit(",", 2) for line in listed)
+    files = {
+        place.strip('"'): (recorded.removeprefix("sha256="), int(size))
+        for place, recorded, size in rows
+        if recorded.startswith("sha256=") and size.isdecimal()
+    }
+    return record, files
+
+
 @functools.cache
 def _library(site: str, package: str) -> Origin:
     """Return the distribution that recorded ``package`` as installed, or the user."""
+    found = _record_of(site, package)
+    return Origin("user", package) if found is None else _distribution(found[0], package, found[1])
+
+
+@functools.cache
+def _record_of(site: str, package: str) -> tuple[Path, list[bytes]] | None:
+    """Return the list of files of the distribution with ``package``, and its lines about that."""
     own = package.lower().replace("-", "_")
     try:
         changed_ns = os.stat(site).st_mtime_ns
     except OSError:  # code may name the file of another machine
-        return Origin("user", package)
+        return None
     records = _records(site, changed_ns)
     # A distribution of the same name is the first. Reading all lists takes long.
-    named = (each for each in records if each.parent.name.lower().partition("-")[0] == own)
+    named = [each for each in records if each.parent.name.lower().partition("-")[0] == own]
     for record in named:
         if listed := _listed(record, package):
-            return _distribution(record, package, listed)
+            return record, listed
     for record in _owners(site, changed_ns).get(package, ()):
         if listed := _listed(record, package):
-            return _distribution(record, package, listed)
-    return Origin("user", package)
+            return record, listed
+    return None
 
 
 @functools.lru_cache(maxsize=64)

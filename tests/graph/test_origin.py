@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
 from pathlib import Path
 
 import pytest
 
-from s3cache.graph import origin_of_file
+from s3cache.graph import is_as_installed, origin_of_file
 
 
 @pytest.fixture
@@ -49,3 +52,29 @@ def test_a_distribution_that_is_installed_later_is_found(site: Path) -> None:
 def test_code_may_name_a_directory_of_another_machine(site: Path) -> None:
     site.rmdir()
     assert origin(site, "own/a.py") == ("user", ["own"])
+
+
+@pytest.mark.parametrize(
+    ("text", "newer", "same"),
+    [
+        ("WIDTH = 4", False, True),
+        ("WIDTH = 4", True, True),  # the whole directory was copied
+        ("WIDTH = 5", True, False),
+        ("WIDTH = 44", False, False),
+    ],
+)
+def test_a_file_that_was_edited_where_it_is_installed_is_noticed(
+    text: str, newer: bool, same: bool, site: Path
+) -> None:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"WIDTH = 4").digest()).decode().rstrip("=")
+    info = site / "own-1.dist-info"
+    info.mkdir()
+    (info / "RECORD").write_text(f"own/__init__.py,sha256={digest},9\nown/b.py,,\n")
+    (site / "own").mkdir()
+    path = site / "own" / "__init__.py"
+    path.write_text(text)
+    os.utime(info / "RECORD", (1, 1))
+    os.utime(path, (2, 2) if newer else (1, 1))
+    assert is_as_installed(str(path)) is same
+    assert is_as_installed(str(site / "own" / "b.py"))  # its digest is not listed
+    assert is_as_installed(str(site / "other.py"))

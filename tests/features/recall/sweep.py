@@ -274,8 +274,13 @@ def judge(questions: Sequence[Question], folder: Path, url: str) -> Verdicts:
         for label in {*before, *after}
         if before.get(label) != after.get(label) and not label.endswith(" __main__")  # this module
     }
-    own = {f"T{number} of swept" for number in range(len(questions))}
-    verdicts.seen = len(labels & own) if labels <= own else len(questions)
+    own = {
+        label: number
+        for number in range(len(questions))
+        for label in (f"T{number} of swept", f"content of T{number} in swept")
+    }
+    is_of_values = labels <= {*own}
+    verdicts.seen = len({own[label] for label in labels}) if is_of_values else len(questions)
     for number in _wrong(runs, questions):
         right = runs[1, "eager"]["rows"][number][0]
         if runs[1, "off"]["rows"][number][0] == right:

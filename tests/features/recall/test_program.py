@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
+import hashlib
 import importlib
 import logging
 import os
@@ -80,6 +82,40 @@ def test_a_change_is_named(
     assert difference(facts(), [before]) == "" or "m." in change
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "m.options['depth'] = 3",
+        "m.options['act'].append('gelu')",
+        "m.space.inner.rate = 0.2",
+        "m.config.width = 8",
+        "m.parser['model']['depth'] = '3'",
+    ],
+)
+def test_the_content_of_objects_counts_once_two_processes_have_traced(
+    change: str, module: types.ModuleType
+) -> None:
+    """Until then, nothing says whether they hold what differs between all processes."""
+    text = """
+import argparse, configparser, dataclasses
+options = {"depth": 2, "act": ["relu"]}
+space = argparse.Namespace(inner=argparse.Namespace(rate=0.1))
+config = dataclasses.make_dataclass("Config", [("width", int)])(4)
+parser = configparser.ConfigParser()
+parser.read_string("[model]\\ndepth = 2")
+"""
+    exec(text, vars(module))
+    program = Program()
+    before = program.facts()
+    assert program.facts() == before
+    exec(change, {"m": module})
+    name = change.removeprefix("m.").partition(".")[0].partition("[")[0]
+    expected = f"content of {name} in settings_of_job has changed"
+    assert difference(program.facts(), [before, before]) == expected
+    assert difference(program.facts(), [before]) == ""
+    assert difference(before, [before, program.facts()]) == ""
+
+
 def test_a_source_counts_even_if_processes_differ_in_it(module: types.ModuleType) -> None:
     edited = {**facts(), "source of settings_of_job": b"other"}
     assert difference(facts(), [edited]) == "source of settings_of_job has changed"
@@ -92,8 +128,12 @@ def test_what_compilers_and_parts_in_c_add_does_not_count(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = facts()
-    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
     assert facts() == before
+    if name.endswith(".kernel"):  # torch's directory may be in that of the program
+        module.__file__ = os.path.join(sys.path[-1], "kernel.main.so")
+        assert facts() == before
 
 
 def test_values_in_which_restarts_differed_do_not_count() -> None:
@@ -146,6 +186,38 @@ def test_installed_distributions_count(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "flash_attn-2.5.dist-info").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert difference(facts(), [before]) == "distribution flash_attn is new"
+
+
+def test_the_files_of_a_library_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that its distribution lists, and a file that was edited after it was installed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def facts_with(text: str, listed: str, site: str) -> dict[str, bytes]:
+        packages = tmp_path / site / "site-packages"
+        path = packages / "kit_of_job" / "__init__.py"
+        record = packages / "kit_of_job-1.0.dist-info" / "RECORD"
+        path.parent.mkdir(parents=True)
+        record.parent.mkdir()
+        path.write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(listed.encode()).digest()).decode()
+        record.write_text(f"kit_of_job/__init__.py,sha256={digest.rstrip('=')},{len(listed)}\n")
+        os.utime(path, (0, 0) if text == listed else (1, 1))
+        os.utime(record, (0, 0))
+        with monkeypatch.context() as patched:
+            patched.syspath_prepend(str(packages))
+            importlib.import_module("kit_of_job")
+            found = facts()
+            del sys.modules["kit_of_job"]
+        return found
+
+    before = facts_with("SCALE = 1\n", "SCALE = 1\n", "first")
+    assert difference(facts_with("SCALE = 1\n", "SCALE = 1\n", "same"), [before]) == ""
+    other = facts_with("SCALE = 2\n", "SCALE = 2\n", "other")
+    assert difference(other, [before]) == "files of kit_of_job has changed"
+    edited = facts_with("SCALE = 2\n", "SCALE = 1\n", "edited")
+    assert difference(edited, [before]) == "files of kit_of_job has changed"
+    assert difference(facts(), [before]) == "distribution kit_of_job is missing"
+    assert difference(before, [edited, before, other]) == ""
 
 
 @nightly
