@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from s3cache.features.recall import names
+from s3cache.features.recall.sets import is_ordered
 from s3cache.graph import (
     NATIVE,
     PLAIN,
@@ -50,10 +51,10 @@ if TYPE_CHECKING:
 #: Roles of tensors that Dynamo marks while it traces: in a module, in an optimizer.
 OF_MODULE: Final = 1
 OF_OPTIMIZER: Final = 2
+#: A set of which the order is not in Dynamo's result.
+WITHOUT_ORDER: Final = 3
 _TABLE_KINDS: Final = (dict, OrderedDict)
 _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
-#: Whether strings have other hashes in each process, and sets another order.
-_HAS_SEED: Final = os.environ.get("PYTHONHASHSEED", "random") == "random"
 _SHORT = 200
 OWN_KINDS: Final = ("torch", "python")
 _MAX_PARTS = 20_000
@@ -169,10 +170,12 @@ class ContentDescriber:
         if isinstance(value, (dict, types.MappingProxyType)):
             return f"{self.of(kind)} {_keys(dict(value))} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):
-            numbers = (int, float, complex)
-            if len(value) > 1 and _HAS_SEED and not all(isinstance(it, numbers) for it in value):
+            keys = _keys(value)
+            if role == WITHOUT_ORDER:
+                keys.sort()
+            elif not is_ordered(value):
                 raise UnidentifiedError("a set, in an order of this process; see PYTHONHASHSEED")
-            return f"{self.of(kind)} {_keys(value)}"
+            return f"{self.of(kind)} {keys}"
         if isinstance(value, (list, tuple, deque)):
             return f"{self.of(kind)} {len(value)} {_attributes(value)}"
         if isinstance(value, (range, slice)):

@@ -501,6 +501,9 @@ class Recall:
         ]
         for function, note in noted:
             patches.wrap(function, partial(self._notes, note))
+        for function in names.make_set:
+            if function.expected:
+                patches.wrap(function, self._make_set)
         for function, questions in ASKING:
             if function.expected:
                 patches.wrap(function, partial(self._asks, questions))
@@ -538,6 +541,14 @@ class Recall:
         if (recording := self._thread.recording) is not None:
             note(recording, *args, **kwargs)
         return original(*args, **kwargs)
+
+    def _make_set(
+        self, original: Function[None], variable: object, *args: object, **kwargs: object
+    ) -> None:
+        original(variable, *args, **kwargs)
+        if (recording := self._thread.recording) is not None:
+            with recording.refusing():
+                recording.note_set(variable)
 
     def _asks(
         self,

@@ -49,6 +49,10 @@ set_methods = (
         f"{_VARIABLES}.sets:BaseSetVariable._fast_set_method", since=(2, 15), feature=FEATURE
     ),
 )
+make_set = (
+    AnyFunction(f"{_VARIABLES}:SetVariable.__init__", until=(2, 15), feature=FEATURE),
+    AnyFunction(f"{_VARIABLES}.sets:BaseSetVariable.__init__", since=(2, 15), feature=FEATURE),
+)
 #: What evaluates ``is`` and other comparisons, by name.
 comparisons = AnyObject("torch._dynamo.symbolic_convert:compare_op_handlers", feature=FEATURE)
 call_optimizer = AnyFunction(

@@ -28,12 +28,14 @@ from s3cache.features.recall.content import (
     OF_MODULE,
     OF_OPTIMIZER,
     OWN_KINDS,
+    WITHOUT_ORDER,
     ContentDescriber,
     check_native,
     is_environment,
 )
 from s3cache.features.recall.guards import WHOLE, guard_row, is_of_optimizer
 from s3cache.features.recall.questions import Question, question_rows
+from s3cache.features.recall.sets import watch
 from s3cache.features.recall.sources import (
     BUILTINS,
     NAMED_TUPLES,
@@ -98,6 +100,8 @@ class Recording:
     sourceless: list[object] = field(default_factory=list)
     made: set[str] = field(default_factory=set)  # texts without a source
     groups: list[tuple[Any, ...]] = field(default_factory=list)  # of optimizers, see Candidate
+    # Sets with an order that counts, by source, and constant ones.
+    ordered: set[Source | frozenset[object]] = field(default_factory=set)
     asked: list[Question] = field(default_factory=list)
     lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
     dynamic: list[str] = field(default_factory=list)
@@ -209,7 +213,7 @@ class Recording:
                 made.symbols.append(number)
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, 0])
                 continue
-            role = OF_OPTIMIZER if id(there) in of_optimizers else _role(source, there)
+            role = OF_OPTIMIZER if id(there) in of_optimizers else self._role(source, there)
             single = None if number in whole else contents.by_single_keys(there)
             self._reads_environment |= single is not None and is_environment(there)
             text = contents.of(there, role) if single is None else single
@@ -238,6 +242,24 @@ class Recording:
         made.rows = sources.rows
         self.candidate, self._sources = made, sources
 
+    def note_set(self, variable: Any, *_: object, **__: object) -> None:
+        """Note a set that Dynamo reads, and whether its order becomes part of the result."""
+        source = variable.source
+        is_frozen = variable.python_type() is frozenset
+        if source is None and is_frozen and variable.is_python_constant():
+            source = variable.as_python_constant()
+        if source is not None:
+            watch(variable, lambda: self.ordered.add(source))
+
+    def _role(self, source: Source, value: object) -> int:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            is_of_module = source.guard_source.is_unspecialized_nn_module()
+            return OF_MODULE if is_of_module or STATE.search(source.name) is not None else 0
+        is_set = isinstance(value, (set, frozenset)) and source not in self.ordered
+        return WITHOUT_ORDER if is_set else 0
+
     def _tensors_of_optimizers(self, sources: Sources) -> Iterator[object]:
         for source, *_ in self.groups:
             optimizer = sources.at(sources.number(source))
@@ -259,6 +281,8 @@ class Recording:
             if origin.kind in OWN_KINDS:
                 continue
             strings += [each for each in constants_in(code) if type(each) is str]
+            if any(type(each) is frozenset and each in self.ordered for each in constants_in(code)):
+                raise RefusedError("object", "uses the order of a set in its code, which varies")
             names = codes.get(code)
             if names is None:
                 if origin.kind != "library":
@@ -386,15 +410,6 @@ _OF_LOOKUPS: Final[Mapping[str, tuple[frozenset[types.CodeType], frozenset[str]]
         frozenset({"id", "deepcopy", "__deepcopy__"}),
     ),
 }
-
-
-def _role(source: Source, value: object) -> int:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return 0
-    is_of_module = source.guard_source.is_unspecialized_nn_module()
-    return OF_MODULE if is_of_module or STATE.search(source.name) is not None else 0
 
 
 def _keys_of_tables(

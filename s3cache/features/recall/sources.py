@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from s3cache.features.recall import RecallReason, names
+from s3cache.features.recall.sets import places_in_order
 from s3cache.graph import value_at
 from s3cache.torch_api import internals
 
@@ -36,6 +37,8 @@ _MARKS = frozenset(
     f"{kind}NNModuleSource" for kind in ("", "Unspecialized", "UnspecializedBuiltin", "FSDP")
 )
 _UNREAD: Final = object()
+#: An item of a set; its row has the place in the order that all processes share.
+_IN_SET: Final = "NonSerializableSetGetItemSource"
 
 
 class RefusedError(Exception):
@@ -92,6 +95,9 @@ class Sources:
                 self.modules[own] = value.__name__
             if value is not _UNREAD:
                 row[1 + fields.index("global_name")] = own
+        if kind.__name__ == _IN_SET:
+            order = places_in_order(self.at(row[1 + fields.index("base")][1]))
+            row[1 + fields.index("index")] = order.index(source.index)
         self.rows.append(row)
         number = self._numbers[source] = len(self.rows) - 1
         self._sources[number] = source
@@ -136,6 +142,9 @@ class Sources:
             kind = getattr(names.sources.get(), name)
             if not (isinstance(kind, type) and issubclass(kind, names.source_class.get())):
                 raise ValueError(f"{name} is not a source")
+            if name == _IN_SET:
+                (_, base), rank = values
+                values[1] = places_in_order(self.at(base))[rank]
             fields = zip(_fields_of(kind), map(self.argument, values), strict=True)
             if name == "ImportSource":  # outside of a trace, it cannot add its guard
                 source: Source = object.__new__(kind)

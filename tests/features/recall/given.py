@@ -37,6 +37,21 @@ def trained(g: Any, *args: Any, of: Any = ()) -> list[Any]:
     return [outputs, *(each.grad for each in leaves)]
 
 
+def layer() -> torch.nn.Module:
+    """Return a layer with the same weights in each process."""
+    torch.manual_seed(0)
+    return torch.nn.Linear(16, 2)
+
+
+def stepped(step: Any, of: torch.nn.Module, times: int = 2) -> list[Any]:
+    """Train a module with ``step``; return its parameters."""
+    for _ in range(times):
+        of.zero_grad()
+        of(x).square().sum().backward()
+        step()
+    return [each.detach().clone() for each in of.parameters()]
+
+
 class Scaler:
     """An object that scales by its attribute."""
 

@@ -21,6 +21,8 @@ FOUND = {
     *("breaks/closure held over a break", "reflection/order of vars", "asks/str of a dataclass"),
     *("folds/version of a distribution in a helper", "sizes/memory format varies"),
     *("registries/registered with a mutable mapping", "values/parameter outside of modules"),
+    *("wider/class of a returned named tuple changes", "wider/item of a set in a class"),
+    *("optimizers/momentum", "optimizers/state from before", "distributed/placement changes"),
 }
 # Functions and numbers that a configuration chooses; torch's own store serves the first choice.
 CHOSEN = ("global: function in a dict", "module's attribute", "class attribute")
