@@ -492,7 +492,8 @@ class Recall:
 
         noted: list[tuple[Internal[Any], Callable[..., None]]] = [
             (names.build_variable, lambda it, builder, x: it.reads.append((builder.source, x))),
-            (names.call_optimizer, Recording.note_optimizer),
+            (names.call_optimizer, Recording.note_method_of_optimizer),
+            (names.init_group, Recording.note_optimizer),
             (names.build_sourceless, lambda it, tx, x: it.sourceless.append(x)),
             (names.make_constant, lambda it, _, *args, **kwargs: it.note_constant(*args, **kwargs)),
             (names.make_random, partial(_refuse_call, "random", "uses an object of random.Random")),
@@ -500,7 +501,8 @@ class Recall:
             (names.update_automatic_dynamic, lambda it, tx, x, *_, **__: it.dynamic.append(x)),
         ]
         for function, note in noted:
-            patches.wrap(function, partial(self._notes, note))
+            if function.expected:
+                patches.wrap(function, partial(self._notes, note))
         for function in names.make_set:
             if function.expected:
                 patches.wrap(function, self._make_set)

@@ -55,9 +55,9 @@ make_set = (
 )
 #: What evaluates ``is`` and other comparisons, by name.
 comparisons = AnyObject("torch._dynamo.symbolic_convert:compare_op_handlers", feature=FEATURE)
-call_optimizer = AnyFunction(
-    f"{_VARIABLES}.optimizer:OptimizerVariable.call_method", feature=FEATURE
-)
+_OPTIMIZER = f"{_VARIABLES}.optimizer:OptimizerVariable"
+call_optimizer = AnyFunction(f"{_OPTIMIZER}.call_method", until=(2, 15), feature=FEATURE)
+init_group = AnyFunction(f"{_OPTIMIZER}._init_group", since=(2, 15), feature=FEATURE)
 build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=FEATURE)
 # Calls and accesses in which Dynamo may fold an answer of the process.
 is_instance = AnyFunction(f"{_BUILTIN}.call_isinstance", feature=FEATURE)

@@ -32,6 +32,7 @@ from s3cache.features.recall.content import (
     ContentDescriber,
     check_native,
     is_environment,
+    is_layout,
 )
 from s3cache.features.recall.guards import WHOLE, guard_row, is_of_optimizer
 from s3cache.features.recall.questions import Question, question_rows
@@ -57,6 +58,7 @@ from s3cache.graph import (
     origin_of_file,
     placement,
 )
+from s3cache.torch_api import internals
 
 # Sources without an object before the frame runs, or that are checked as part of the process.
 _OF_NO_OBJECT = frozenset(
@@ -128,12 +130,15 @@ class Recording:
         if source is None and type(value) is str:
             self.made.add(value)
 
+    def note_method_of_optimizer(self, variable: Any, _: object, name: str, *args: Any) -> None:
+        """Note a call of a method of an optimizer, if it makes the state."""
+        if name == "_init_group":
+            self.note_optimizer(variable, _, *args)
+
     def note_optimizer(
-        self, variable: Any, _: object, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, variable: Any, _: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Note a call of the method in which an optimizer makes its state; Dynamo runs it."""
-        if name != "_init_group":
-            return
         optimizer = variable.value
         with self.refusing():
             if origin_of(type(optimizer)._init_group).kind != "torch":
@@ -202,7 +207,10 @@ class Recording:
                 continue
             seen.add(source)
             number = sources.number(source)
-            there = sources.at(number)
+            try:
+                there = sources.at(number)
+            except Exception as exc:
+                raise RefusedError("source", f"reads {source.name} only once ({exc!r})") from exc
             if value is not None and there is not value and not _is_same(there, value):
                 raise RefusedError("source", f"reads {source.name}, which is another object now")
             places[source.name] = number
@@ -305,6 +313,9 @@ class Recording:
         made.absent = [[where, sorted(mentioned - read[where].keys())] for where in sorted(read)]
         made.libraries = sorted(map(list, libraries.items()))
         for value in self.sourceless:
+            is_known = isinstance(value, enum.Enum) or is_layout(value)
+            if internals.is_opaque_type.get()(type(value)) and not is_known:
+                raise RefusedError("object", f"makes a {type(value).__qualname__}")
             file = None
             if isinstance(value, types.FunctionType) and value.__code__ not in codes:
                 file = value.__code__.co_filename
