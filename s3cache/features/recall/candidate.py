@@ -119,13 +119,17 @@ class Candidate:
         """Read a verified frame; raise CorruptError for other kinds, and if it is malformed."""
         try:
             values = msgpack.unpackb(bytes(section_of(entry, KIND, _SECTION)))
-            if set(values) != {each.name for each in fields(cls)}:
+            if set(values) != {*FIELDS.split()}:
                 raise ValueError("other fields")
             return cls(**values)
         except CorruptError:
             raise
         except Exception as exc:
             raise CorruptError("entry", f"is not a candidate of recall ({exc})") from exc
+
+
+#: What an entry contains, for the key: a process does not find what it cannot read.
+FIELDS: Final = " ".join(each.name for each in fields(Candidate))
 
 
 def encoded(key: LabelledKey, section: str, content: object, variant: str = "") -> bytes:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.recall import KEYS, RecallOptions, RecallReason, dynamo, names
 from s3cache.features.recall.agreement import Agreement, buried_condition
-from s3cache.features.recall.candidate import KIND, Candidate, renamed, unpacked
+from s3cache.features.recall.candidate import FIELDS, KIND, Candidate, renamed, unpacked
 from s3cache.features.recall.comparison import FrameComparison
 from s3cache.features.recall.content import ContentDescriber
 from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
@@ -205,6 +205,7 @@ class Recall:
         frame = PythonFrame(code, scope, given["locals"], given["closure"])
         parts = {
             "s3cache": __version__,
+            "fields": FIELDS,
             "torch.version": installed_version(),
             "python": platform.python_version(),
             "machine.arch": platform.machine(),
