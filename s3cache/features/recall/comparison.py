@@ -139,8 +139,10 @@ class FrameComparison:
                 return f"{self._places.source(number).name}.state"
             rest: Any = self._places.argument(args)
             named: Any = self._places.argument(kwargs)
-            optimizer._init_group(optimizer.param_groups[index], *rest, **dict(named))
-            self._states.append((state, dict([*state.items()][before:])))
+            try:
+                optimizer._init_group(optimizer.param_groups[index], *rest, **dict(named))
+            finally:
+                self._states.append((state, dict([*state.items()][before:])))
         return ""
 
     def withdraw_state(self) -> None:
@@ -153,6 +155,10 @@ class FrameComparison:
         """Put back the state of optimizers that the comparison has made."""
         for state, added in self._states:
             state.update(added)
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that make their state in the frame."""
+        return [self._places.at(number) for number, *_ in self.candidate.groups]
 
     def graphs(self) -> Iterator[tuple[str, list[Any], list[Any], int]]:
         """Yield the key of each graph, its current inputs, their sources, how many it holds."""

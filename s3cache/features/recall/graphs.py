@@ -26,13 +26,13 @@ def rebuilt(
     key: str,
     inputs: Sequence[object],
     sources: Sequence[object],
-    bound: int,
+    held: Sequence[object],
     lowered: Sequence[str | None],
     as_before: Callable[[], bool],
 ) -> Function[object] | None:
     """Return the callable of an untraced graph under ``key``; None on a miss.
 
-    The graph holds the first ``bound`` inputs, and is called with the others.
+    The graph holds ``held``, the first inputs, and is called with the others.
     ``lowered`` are digests of the settings of its backward, without and with threads.
     ``as_before`` returns whether the settings are unchanged since this call.
     """
@@ -50,7 +50,7 @@ def rebuilt(
             if conditions["lowered"] == lowered[conditions["of_threads"]]:
                 lookup.as_before = as_before
             result.guards_expr = None  # the frame that calls it has the guards
-            return _call(result, lookups.make_callable, inputs[:bound])
+            return _call(result, lookups.make_callable, held)
         lookup.entries = None  # Dynamo traces now, and that lookup counts
     return None
 

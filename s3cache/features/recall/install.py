@@ -319,10 +319,13 @@ class Recall:
             version = self._keys.version_of
             parts: list[Function[object]] = []
             found.restore_state()
-            for graph in found.graphs():
+            for key_of_graph, inputs, sources, bound in found.graphs():
+                held = inputs[:bound]
+                for optimizer in found.optimizers():  # as torch does
+                    weakref.finalize(optimizer, held.clear)
                 with self._state.changed(caller=frame.code):
                     part = rebuilt(
-                        self._session, *graph, candidate.lowered,
+                        self._session, key_of_graph, inputs, sources, held, candidate.lowered,
                         lambda: settings_text(version) == call.settings,
                     )  # fmt: skip
                 if part is None:

@@ -140,9 +140,9 @@ def difference(here: Facts, recorded: Sequence[Facts]) -> str:
     for facts in recorded:
         others = [_differing(facts, peer) for peer in recorded]
         # Among processes of the same code.
-        alike = (each for each in others if not any(x.startswith(_FIRM) for x in each))
+        alike = [each for each in others if not any(x.startswith(_FIRM) for x in each)]
         varying = {label for each in alike for label in each}
-        if len(recorded) < 2:
+        if not alike:
             varying = {label for label in {*here, *facts} if label.startswith(_CONTENT)}
         labels = [label for label in _differing(here, facts) if label not in varying]
         if not labels:

@@ -13,7 +13,7 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import (
@@ -150,8 +150,40 @@ class Recording:
 
     def traced(self, graph: Any, *, filtered: bool) -> None:
         """Store the reads while all objects are unchanged; raise an error to refuse the frame."""
-        import torch
+        self._check_trace(graph, filtered=filtered)
+        self._graph = graph
+        made = Candidate()
+        sources = Sources(self.frame.variables, self.frame.names)
+        contents = ContentDescriber()
+        guards = [guard for guard in sorted(graph.guards) if not is_of_optimizer(guard)]
+        made.guards = [guard_row(guard, sources) for guard in guards]
+        made.key_order = sorted(map(sources.number, graph.guard_on_key_order))
+        made.groups = [
+            [sources.number(source), before, number, *map(sources.plain, [args, [*kwargs.items()]])]
+            for source, before, number, args, kwargs in self.groups
+        ]
+        places = self._describe(self._all_reads(guards), graph, contents, sources, made)
+        for row in made.guards:
+            if row[0] in WHOLE and row[1] not in made.symbols:
+                row[4] = digest(contents.whole(sources.at(row[1])))
+        imports: dict[str, str] = dict(graph.import_sources)
+        # An earlier attempt to trace the frame may have imported a module.
+        for number, (kind, *values) in enumerate(sources.rows):
+            if kind == "GlobalSource" and str(values[0]).startswith(dynamo.IMPORT):
+                imports[values[0]] = sources.at(number).__name__
+        imports |= sources.modules
+        made.imports = sorted(map(list, imports.items()))
+        code, closure = self.frame.code, self.frame.closure
+        made.dynamic = [
+            [name, places[name], dynamo.varying(code, closure, name, sources.at(places[name]))]
+            for name in self.dynamic
+            if name in places
+        ]
+        self._check_code(graph, contents, made)
+        made.rows = sources.rows
+        self.candidate, self._sources = made, sources
 
+    def _check_trace(self, graph: Any, *, filtered: bool) -> None:
         if filtered:
             raise RefusedError("filter", "has a user's filter for guards")
         if graph.random_calls:
@@ -162,23 +194,11 @@ class Recording:
             raise RefusedError("guard", "lets sizes vary because of earlier calls")
         if graph.torch_function_subclass_inlined or graph.torch_function_mode_stack:
             raise RefusedError("subclass", "runs a user's __torch_function__")
-        self._graph = graph
-        made = Candidate()
-        sources = Sources(self.frame.variables, self.frame.names)
-        contents = ContentDescriber()
-        symbols = {str(source) for source in graph.shape_env.source_to_var}
-        concrete = partial(map, names.concrete_size.get())  # None for a symbol
-        sizes = {
-            source: [[*concrete(both["size"])], [*concrete(both["stride"])]]
-            for source, both in graph.input_source_to_sizes_strides.items()
-        }
-        imports: dict[str, str] = dict(graph.import_sources)
-        guards = [guard for guard in sorted(graph.guards) if not is_of_optimizer(guard)]
-        made.guards = [guard_row(guard, sources) for guard in guards]
-        made.key_order = sorted(map(sources.number, graph.guard_on_key_order))
-        places: dict[str, int] = {}
 
-        seen: set[Source] = set()
+    def _all_reads(self, guards: Iterable[Any]) -> list[tuple[Source, object]]:
+        """Return the reads, also of guards and keys; those of an optimizer's state are last."""
+        import torch
+
         # The text of a module says whether it has hooks.
         modules = {
             without_marks(each) for each, value in self.reads if isinstance(value, torch.nn.Module)
@@ -191,17 +211,33 @@ class Recording:
                 and without_marks(each.originating_source.base) in modules
             )
         ]
+        reads = [*self.reads, *((each, None) for each in guarded), *_keys_of_tables(self.reads)]
+        return sorted(reads, key=lambda read: self._is_of_state(read[0]))
+
+    def _is_of_state(self, source: Source) -> bool:
+        return any(f"{optimizer.name}.state" in source.name for optimizer, *_ in self.groups)
+
+    def _describe(
+        self,
+        reads: Iterable[tuple[Source, object]],
+        graph: Any,
+        contents: ContentDescriber,
+        sources: Sources,
+        made: Candidate,
+    ) -> dict[str, int]:
+        """Describe what is read at each place; return the places by Dynamo's names."""
+        symbols = {str(source) for source in graph.shape_env.source_to_var}
+        concrete = partial(map, names.concrete_size.get())  # None for a symbol
+        sizes = {
+            source: [[*concrete(both["size"])], [*concrete(both["stride"])]]
+            for source, both in graph.input_source_to_sizes_strides.items()
+        }
+        codes = (self.frame.code, *graph.tracing_context.traced_code)
+        of_optimizers = {id(tensor) for tensor in self._tensors_of_optimizers(sources)}
+        places: dict[str, int] = {}
+        seen: set[Source] = set()
         first: dict[int, int] = {}
         whole = made.read_as_a_whole()
-        codes = (self.frame.code, *graph.tracing_context.traced_code)
-        reads = [*self.reads, *((each, None) for each in guarded), *_keys_of_tables(self.reads)]
-        states = [f"{source.name}.state" for source, *_ in self.groups]
-        reads.sort(key=lambda read: any(state in read[0].name for state in states))
-        of_optimizers = {id(tensor) for tensor in self._tensors_of_optimizers(sources)}
-        made.groups = [
-            [sources.number(source), before, number, *map(sources.plain, [args, [*kwargs.items()]])]
-            for source, before, number, args, kwargs in self.groups
-        ]
         for source, value in reads:
             if source in seen or type(source).__name__ in _OF_NO_OBJECT:
                 continue
@@ -214,7 +250,7 @@ class Recording:
             if value is not None and there is not value and not _is_same(there, value):
                 raise RefusedError("source", f"reads {source.name}, which is another object now")
             places[source.name] = number
-            if made.late < 0 and any(state in source.name for state in states):
+            if made.late < 0 and self._is_of_state(source):
                 made.late = len(made.reads)
             same = first_read(there, first, len(made.reads))
             if source.name in symbols and type(there) in (int, float):
@@ -231,24 +267,7 @@ class Recording:
             if is_dense(there):
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
                 made.sizes.append([number, *known])
-        for row in made.guards:
-            if row[0] in WHOLE and row[1] not in made.symbols:
-                row[4] = digest(contents.whole(sources.at(row[1])))
-        # An earlier attempt to trace the frame may have imported a module.
-        for number, (kind, *values) in enumerate(sources.rows):
-            if kind == "GlobalSource" and str(values[0]).startswith(dynamo.IMPORT):
-                imports[values[0]] = sources.at(number).__name__
-        imports |= sources.modules
-        made.imports = sorted(map(list, imports.items()))
-        code, closure = self.frame.code, self.frame.closure
-        made.dynamic = [
-            [name, places[name], dynamo.varying(code, closure, name, sources.at(places[name]))]
-            for name in self.dynamic
-            if name in places
-        ]
-        self._check_code(graph, contents, made)
-        made.rows = sources.rows
-        self.candidate, self._sources = made, sources
+        return places
 
     def note_set(self, variable: Any, *_: object, **__: object) -> None:
         """Note a set that Dynamo reads, and whether its order becomes part of the result."""
@@ -408,21 +427,6 @@ class Recording:
         made.facts = [str(has_places), *placement(values, has_places=has_places)]
 
 
-#: Functions of Python that use a number of an object for a lookup in a table of their own, by the
-#: name of the builtin that makes the number; and the names with which code may see the table.
-_OF_LOOKUPS: Final[Mapping[str, tuple[frozenset[types.CodeType], frozenset[str]]]] = {
-    "hash": (frozenset({enum.Enum.__hash__.__code__}), frozenset({"hash", "__hash__"})),
-    "id": (
-        frozenset(
-            function.__code__
-            for function in (*vars(copy).values(), inspect.unwrap)
-            if isinstance(function, types.FunctionType)
-        ),
-        frozenset({"id", "deepcopy", "__deepcopy__"}),
-    ),
-}
-
-
 def _keys_of_tables(
     reads: Iterable[tuple[Source, object]],
 ) -> Iterator[tuple[Source, object]]:
@@ -437,18 +441,52 @@ def _keys_of_tables(
                     yield key_at(source, number), key
 
 
+class _Lookups(NamedTuple):
+    """Functions of Python that use a number of an object only for a lookup in a table of their own.
+
+    ``own`` is their code. No other code may have a name of ``names``, and code of the program or a
+    library none of ``seen`` either, as it may then see the table.
+    """
+
+    own: frozenset[types.CodeType]
+    names: frozenset[str]
+    seen: frozenset[str]
+
+
+#: By the name of the builtin that makes the number.
+_LOOKUPS: Final[Mapping[str, _Lookups]] = {
+    "hash": _Lookups(
+        frozenset({enum.Enum.__hash__.__code__}), frozenset({"hash", "__hash__"}), frozenset()
+    ),
+    "id": _Lookups(
+        frozenset(
+            function.__code__
+            for function in (*vars(copy).values(), inspect.unwrap)
+            if isinstance(function, types.FunctionType)
+        ),
+        frozenset({"id"}),
+        frozenset({"deepcopy", "__deepcopy__"}),
+    ),
+}
+
+
 def _is_in_no_result(source: Source, codes: Collection[types.CodeType]) -> bool:
     """Return whether a source is a builtin with a result that only lookups of Python use.
 
     The hash of an enum and the identity of what is copied are in no traced code then.
     """
     base, name = getattr(source, "base", None), getattr(source, "index", None)
-    if name not in _OF_LOOKUPS or BUILTINS not in getattr(base, "name", ""):
+    if name not in _LOOKUPS or BUILTINS not in getattr(base, "name", ""):
         return False
-    own, seen = _OF_LOOKUPS[str(name)]
-    others = [code for code in codes if origin_of_file(code.co_filename).kind not in OWN_KINDS]
-    named = (x for code in others for x in (code.co_name, *names_in(code), *constants_in(code)))
-    return not own.isdisjoint(codes) and not any(type(x) is str and x in seen for x in named)
+    lookups = _LOOKUPS[str(name)]
+    for code in codes:
+        if code not in lookups.own:
+            is_own = origin_of_file(code.co_filename).kind in OWN_KINDS
+            bad = lookups.names if is_own else lookups.names | lookups.seen
+            named = (code.co_name, *names_in(code), *constants_in(code))
+            if any(type(x) is str and x in bad for x in named):
+                return False
+    return not lookups.own.isdisjoint(codes)
 
 
 def _code_text(code: types.CodeType) -> str:
