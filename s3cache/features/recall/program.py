@@ -142,7 +142,7 @@ def difference(here: Facts, recorded: Sequence[Facts]) -> str:
         # Among processes of the same code.
         alike = [each for each in others if not any(x.startswith(_FIRM) for x in each)]
         varying = {label for each in alike for label in each}
-        if not alike:
+        if len(alike) < 2:  # itself
             varying = {label for label in {*here, *facts} if label.startswith(_CONTENT)}
         labels = [label for label in _differing(here, facts) if label not in varying]
         if not labels:
