@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -102,12 +104,27 @@ def compile_all(url: str) -> dict[str, Any]:
     found["list of a module"] = _observed(url, _kept)
     for kind in ("AdamW", "SGD"):
         found[kind] = _observed(url, partial(_trained, kind))
+    found["tensors that live"] = _observed(url, _living)
     return found
 
 
 def _kept() -> list[Any]:
     compiled = torch.compile(Keeps())
     return [compiled(torch.ones(4)) for _ in range(2)]
+
+
+def _living() -> list[object]:
+    layer = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step)
+    for _ in range(3):
+        layer(torch.ones(3, 4)).square().sum().backward()
+        step()
+    watched = [layer.weight, optimizer.state[layer.weight]["exp_avg"]]
+    references = [*map(weakref.ref, watched)]
+    del layer, optimizer, step, watched
+    gc.collect()
+    return [living for each in references if (living := each()) is not None]
 
 
 def _trained(kind: str) -> list[Any]:
@@ -156,6 +173,14 @@ def test_the_frame_is_recalled_on_another_machine(
     assert second["recalled"] == first["saved"]
     assert second["refused"] == second["saved"] == 0
     assert result == other
+
+
+def test_a_recalled_step_keeps_no_tensor_of_a_dead_optimizer(
+    machines: list[dict[str, Any]],
+) -> None:
+    counts, living = machines[1]["tensors that live"]
+    assert counts["recalled"] >= 1
+    assert living == "[]"
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
