@@ -68,8 +68,10 @@ def places_in_order(values: Collection[Any]) -> list[int]:
 
     def text(place: int) -> str:
         item = items[place]
-        name = getattr(item, "__qualname__", None) or type(item).__qualname__
-        return repr(item) if type(item) in PLAIN_KINDS else f"{item.__module__} {name}"
+        if type(item) in PLAIN_KINDS or type(item) is tuple:
+            return repr(item)
+        named = item if hasattr(item, "__qualname__") else type(item)
+        return f"{getattr(named, '__module__', '')} {named.__qualname__}"
 
     items = [*values]
     return sorted(range(len(items)), key=text)

@@ -24,6 +24,7 @@ import s3cache
 from tests.support.machines import Machine, remote_url
 
 NAMES = {"sin", "cos", "tan", "exp", "abs"}
+PAIRS = {("sin", 1), ("cos", 2), ("tan", 3)}
 PAIR = collections.namedtuple("PAIR", "some others")  # noqa: PYI024 - the older way
 
 
@@ -84,6 +85,7 @@ FRAMES: dict[str, Callable[[Any], Any]] = {
     "dataclass as a dictionary": lambda x: x * dataclasses.asdict(CONFIG)["scale"],
     "signature": lambda x: x * inspect.signature(_signed).parameters["scale"].default,
     "item of a set": lambda x: x + (1 if "tan" in NAMES else 2),
+    "item of a set of pairs": lambda x: x + (1 if ("sin", 1) in PAIRS else 2),
     "table by tensors": _with_table,
     "type of None": lambda x: x + (1 if issubclass(type(None), object) else 2),
     "flex attention": _attention,
