@@ -43,6 +43,7 @@ from s3cache.features.recall.questions import (
     of_identity,
 )
 from s3cache.features.recall.recording import PythonFrame, Recording
+from s3cache.features.recall.sets import making
 from s3cache.features.recall.sources import RefusedError
 from s3cache.graph import (
     code_fingerprint,
@@ -549,12 +550,13 @@ class Recall:
         return original(*args, **kwargs)
 
     def _make_set(
-        self, original: Function[None], variable: object, *args: object, **kwargs: object
+        self, original: Function[None], variable: object, items: Any, **kwargs: object
     ) -> None:
-        original(variable, *args, **kwargs)
+        with making():
+            original(variable, items, **kwargs)
         if (recording := self._thread.recording) is not None:
             with recording.refusing():
-                recording.note_set(variable)
+                recording.note_set(variable, items)
 
     def _asks(
         self,

@@ -269,14 +269,23 @@ class Recording:
                 made.sizes.append([number, *known])
         return places
 
-    def note_set(self, variable: Any, *_: object, **__: object) -> None:
-        """Note a set that Dynamo reads, and whether its order becomes part of the result."""
-        source = variable.source
-        is_frozen = variable.python_type() is frozenset
-        if source is None and is_frozen and variable.is_python_constant():
+    def note_set(self, variable: Any, items: Iterable[object] = ()) -> None:
+        """Note a set that Dynamo reads or makes, and whether its order becomes part of the result.
+
+        ``items`` are what Dynamo makes it of: of another set, in an order that varies.
+        """
+        source, kind = variable.source, variable.python_type()
+        if source is None and kind is frozenset and variable.is_python_constant():
             source = variable.as_python_constant()
         if source is not None:
             watch(variable, lambda: self.ordered.add(source))
+        elif kind in (set, frozenset) and len(variable.items) > 1:
+            in_place = not isinstance(items, (set, frozenset))
+            watch(variable, self._refuse_order, in_place=in_place)
+
+    def _refuse_order(self) -> None:
+        why = "uses the order of a set that it makes, which varies"
+        self.refused = self.refused or RefusedError("object", why)
 
     def _role(self, source: Source, value: object) -> int:
         import torch
@@ -473,7 +482,7 @@ _LOOKUPS: Final[Mapping[str, _Lookups]] = {
 def _is_in_no_result(source: Source, codes: Collection[types.CodeType]) -> bool:
     """Return whether a source is a builtin with a result that only lookups of Python use.
 
-    The hash of an enum and the identity of what is copied are in no traced code then.
+    Then the traced code contains neither the hash of an enum nor the identity of a copied object.
     """
     base, name = getattr(source, "base", None), getattr(source, "index", None)
     if name not in _LOOKUPS or BUILTINS not in getattr(base, "name", ""):

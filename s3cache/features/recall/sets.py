@@ -2,15 +2,18 @@
 
 Strings, and objects by address, have other hashes in each process, so equal sets have other orders.
 Most frames only ask whether an item is in a set. Dynamo keeps the items of a set in trackers, which
-it compares to find one; whatever else it does with an item, it reads ``vt`` of its tracker.
+it compares to find one; whatever else it does with an item, it reads ``vt`` of its tracker. The
+items of a set that a frame makes are in the order of its code, until Dynamo puts their trackers
+into a set of Python: then it asks for the hash of each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from s3cache.graph import PLAIN_KINDS
@@ -18,43 +21,66 @@ from s3cache.graph import PLAIN_KINDS
 #: Whether strings have other hashes in each process.
 _HAS_SEED: Final = os.environ.get("PYTHONHASHSEED", "random") == "random"
 _NOTE: Final = "s3cache_note"
+_IN_PLACE: Final = "s3cache_in_place"
 
 
 class _OfThread(threading.local):
     is_comparing = False
+    is_making = False
 
 
 _thread = _OfThread()
 
 
-def watch(variable: Any, note: Callable[[], None]) -> None:
-    """Call ``note`` when Dynamo reads an item of its variable for a set, other than to compare."""
+@contextlib.contextmanager
+def making() -> Iterator[None]:
+    """Keep the order of items in a block in which Dynamo makes a variable for a set of them."""
+    before, _thread.is_making = _thread.is_making, True
+    try:
+        yield
+    finally:
+        _thread.is_making = before
+
+
+def watch(variable: Any, note: Callable[[], None], *, in_place: bool = False) -> None:
+    """Call ``note`` when Dynamo reads an item of its variable for a set, other than to compare.
+
+    ``in_place`` says that items are in the order of the code, so that reading them is harmless.
+    """
     for tracker in variable.items:
-        if _NOTE not in vars(tracker):
-            vars(tracker)[_NOTE] = note
+        if _NOTE in vars(tracker):
+            tracker.__dict__[_IN_PLACE] &= in_place
+        else:
+            vars(tracker).update({_NOTE: note, _IN_PLACE: in_place})
             kind: Any = type(tracker)
             tracker.__class__ = _watched(kind)
 
 
 @functools.cache
 def _watched(kind: Any) -> type:
-    def silently(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: object) -> object:
-            before, _thread.is_comparing = _thread.is_comparing, True
-            try:
-                return method(*args)
-            finally:
-                _thread.is_comparing = before
+    def silently(method: Callable[..., Any], *args: object) -> Any:
+        before, _thread.is_comparing = _thread.is_comparing, True
+        try:
+            return method(*args)
+        finally:
+            _thread.is_comparing = before
 
-        return call
+    class Watched(kind):  # type: ignore[misc]
+        @property
+        def vt(self) -> object:
+            if not (_thread.is_comparing or vars(self)[_IN_PLACE]):
+                vars(self)[_NOTE]()
+            return vars(self)["vt"]
 
-    def read(self: Any) -> object:
-        if not _thread.is_comparing:
-            vars(self)[_NOTE]()
-        return vars(self)["vt"]
+        def __eq__(self, other: object) -> bool:
+            return bool(silently(kind.__eq__, self, other))
 
-    compared = {"__eq__": silently(kind.__eq__), "__hash__": silently(kind.__hash__)}
-    return type(kind.__name__, (kind,), {"vt": property(read), **compared})
+        def __hash__(self) -> int:
+            if not _thread.is_making:
+                self.__dict__[_IN_PLACE] = False
+            return int(silently(kind.__hash__, self))
+
+    return Watched
 
 
 def is_ordered(values: Collection[object]) -> bool:

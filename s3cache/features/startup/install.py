@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from s3cache.hooks import Session
     from s3cache.torch_api.protocols import Function
 
-#: Modules with libraries that they rarely use. Each of these imports takes a tenth of a second.
+#: Modules with libraries that they rarely use. Their imports take long.
 _USERS = (
     ("torch._functorch._activation_checkpointing.graph_info_provider", "networkx"),
     ("torch._functorch._activation_checkpointing.knapsack_evaluator", "networkx"),

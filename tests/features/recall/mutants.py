@@ -196,7 +196,7 @@ def _parsed(text: str) -> Any:
 
 
 def _edits_of_data(table: Any) -> Iterator[Callable[[], Any]]:
-    """Yield edits of what JSON may hold, which is in ``table``."""
+    """Yield edits of the JSON value ``table``."""
     words = _texts_in(table)
     for key in [*table] if isinstance(table, dict) else range(len(table)):
         value = table[key]

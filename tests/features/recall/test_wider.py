@@ -85,14 +85,21 @@ FRAMES: dict[str, Callable[[Any], Any]] = {
     "dataclass as a dictionary": lambda x: x * dataclasses.asdict(CONFIG)["scale"],
     "signature": lambda x: x * inspect.signature(_signed).parameters["scale"].default,
     "item of a set": lambda x: x + (1 if "tan" in NAMES else 2),
+    "loop over a union": lambda x: sum(x + ord(name) for name in {"a", "b"} | {"c", "d"}),
+    "loop over keys of tables": lambda x: sum(
+        x + ord(name) for name in {"a": 1, "b": 2}.keys() | {"c": 3}.keys()
+    ),
     "item of a set of pairs": lambda x: x + (1 if ("sin", 1) in PAIRS else 2),
     "table by tensors": _with_table,
     "type of None": lambda x: x + (1 if issubclass(type(None), object) else 2),
     "flex attention": _attention,
 }
+OTHERS = ("list of a module", "other number of dimensions", "AdamW", "SGD")
 IN_ORDER: dict[str, Callable[[Any], Any]] = {
     "loop over a set": lambda x: sum(x + len(name) for name in NAMES),
     "list of a set": lambda x: x + len([*NAMES, "none"][0]),
+    "item of a set that is made": lambda x: x + ord({"a", "b"}.pop()),
+    "loop over a difference": lambda x: sum(x * ord(name) + 1 for name in {"a", "b"} ^ {"c", "d"}),
     "loop over a constant set": lambda x: sum(x + ord(name) for name in {"a", "b", "c"}),
 }
 
@@ -104,6 +111,7 @@ def compile_all(url: str) -> dict[str, Any]:
     for name, frame in {**FRAMES, **IN_ORDER}.items():
         found[name] = _observed(url, partial(torch.compile(frame), torch.ones(4)))
     found["list of a module"] = _observed(url, _kept)
+    found["other number of dimensions"] = _observed(url, _reshaped)
     for kind in ("AdamW", "SGD"):
         found[kind] = _observed(url, partial(_trained, kind))
     found["tensors that live"] = _observed(url, _living)
@@ -113,6 +121,13 @@ def compile_all(url: str) -> dict[str, Any]:
 def _kept() -> list[Any]:
     compiled = torch.compile(Keeps())
     return [compiled(torch.ones(4)) for _ in range(2)]
+
+
+def _reshaped() -> list[Any]:
+    """Let Dynamo vary a size that the code fixes again."""
+    weight = torch.ones(8, 8)
+    compiled = torch.compile(lambda x: x @ weight)
+    return [compiled(torch.ones(*size, 8)) for size in ((3,), (2, 3))]
 
 
 def _living() -> list[object]:
@@ -166,7 +181,7 @@ def _remote(root: Path) -> str:
     return remote_url(root)
 
 
-@pytest.mark.parametrize("name", [*FRAMES, "list of a module", "AdamW", "SGD"])
+@pytest.mark.parametrize("name", [*FRAMES, *OTHERS])
 def test_the_frame_is_recalled_on_another_machine(
     name: str, machines: list[dict[str, Any]]
 ) -> None:
