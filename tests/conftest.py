@@ -39,7 +39,8 @@ collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 pytest.register_assert_rewrite("tests.support.contract")
 # All tests can use the fixtures of these modules. A folder may override a fixture by its name.
 pytest_plugins = [
-    f"tests.support.{name}" for name in ("scripted", "served", "shelves", "sites", "users")
+    f"tests.support.{name}"
+    for name in ("scripted", "served", "shelves", "sites", "stopped", "users")
 ]
 compiled.put_first()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -22,16 +21,6 @@ class InjectedError(Exception):
 
 def _raise(*_: Any, **__: Any) -> Any:
     raise InjectedError("injected")
-
-
-@contextlib.contextmanager
-def _broken(owner: Any, name: str) -> Iterator[None]:
-    old = vars(owner)[name]
-    setattr(owner, name, _raise)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)
 
 
 # The function to break in each hook.
@@ -59,7 +48,7 @@ def faults(url: str, strict: bool) -> dict[str, Any]:
         if name in ("lookup", "candidate", "rebuild"):
             assert compiled(size, grad=True)  # so that there is a hit to break
         counted.step("")
-        with _broken(owner, attribute):
+        with mock.patch.object(owner, attribute, _raise):
             try:
                 found[name] = compiled(size, grad=True)
             except (

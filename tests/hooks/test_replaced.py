@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from s3cache.torch_api import installed_release
+from tests.support.children import in_child
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import cases, selected, slow
 
@@ -107,19 +107,8 @@ _SIMILAR = {"by a function in the graph", "through another", "a class"}
 
 
 def _in_fork(work: Callable[[], Any]) -> Any:
-    reads, writes = os.pipe()
-    if not os.fork():
-        found: Any = None
-        try:
-            found = work()
-        except BaseException as exc:
-            found = repr(exc)
-        finally:
-            os.write(writes, json.dumps(found).encode())
-            os._exit(0)
-    os.close(writes)
-    with open(reads, "rb") as pipe:
-        return json.loads(pipe.read())
+    found, error = in_child(work, timeout_s=600, log=os.devnull)
+    return error or found
 
 
 def _compiled(program: Callable[[Any], Any], *, caches: bool = True) -> dict[str, Any]:

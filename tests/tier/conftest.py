@@ -12,16 +12,7 @@ from typing import Any
 import pytest
 
 from s3cache.tier import BackgroundLoop, DiskTier
-from s3cache.util.threads import DeadlineExecutor
-from tests.support.stopped import start as start
-from tests.support.waiting import LONG_S
 from tests.tier.sites import MANY, MIB, Remote, Site
-
-
-@pytest.fixture(autouse=True)
-def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a call of the disk take long, as it may if many tests run at once."""
-    monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S)
 
 
 @pytest.fixture

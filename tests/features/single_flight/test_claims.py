@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import time
@@ -15,7 +14,6 @@ import pytest
 
 from s3cache.features.single_flight.claims import Claims, WaitOutcome
 from s3cache.tier import DiskTier
-from tests.support.marks import nightly, slow
 from tests.support.stopped import descriptors, open_tier, read_line
 from tests.support.waiting import LONG_S
 
@@ -145,57 +143,3 @@ def test_a_link_in_the_place_of_a_claim_is_not_followed(
     (root / "claims" / name).symlink_to(target)
     assert claimed(another()).claim is not None
     assert target.read_text() == "precious"
-
-
-# Claims, compiles briefly, saves and releases; is killed or stopped, or fails, after a given step.
-RANK = """
-    from s3cache.features.single_flight.claims import Claims
-
-    key, bound_s, deed, step, seed = sys.argv[2], float(sys.argv[3]), *sys.argv[4:6], sys.argv[6]
-    saved = Path(root, "saved-" + key)
-    began = time.monotonic()
-
-    def reached(name):
-        if name == step:
-            if deed == "fail":
-                raise SystemExit
-            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[deed])
-
-    tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
-    waited = Claims(tier).take(key, bound_s)
-    if saved.exists():
-        if waited.claim is not None:
-            waited.claim.release(published=True)
-        say("found", time.monotonic() - began)
-        raise SystemExit
-    published = False
-    try:
-        reached("claim")
-        time.sleep(0.02)
-        reached("compile")
-        saved.touch()
-        published = True
-        reached("save")
-    finally:
-        if waited.claim is not None:
-            waited.claim.release(published=published)
-    reached("release")
-    say("compiled", time.monotonic() - began)
-"""
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [0, *(pytest.param(n, marks=slow if n < 4 else nightly) for n in range(1, 24))],
-)
-def test_others_end_if_the_first_is_killed_or_stopped_or_fails(start: Start, seed: int) -> None:
-    draw = random.Random(seed)
-    deed, step = draw.choice(["kill", "stop", "fail"]), draw.choice(["claim", "compile", "save"])
-    bound_s, key = 3.0, f"key-{seed}"
-    first = start(RANK, key, bound_s, deed, step, seed)
-    others = [start(RANK, key, bound_s, "", "", seed) for _ in range(draw.randint(1, 3))]
-    for other in others:
-        how, seconds = read_line(other).split()
-        assert how in ("found", "compiled"), how
-        assert float(seconds) < bound_s + LONG_S / 2
-    first.kill()
