@@ -6,7 +6,6 @@ choices of the program, mistakes, and operators that are registered early.
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,20 +13,9 @@ import pytest
 
 from s3cache.seam import kinds
 from tests.support.marks import nightly, slow
-from tests.support.sites import Machine, Site
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def _account_of(machine: Machine, program: str, **variables: str) -> Any:
-    """Run a program; return its last line, parsed as JSON."""
-    script = machine.root / "program.py"
-    script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(program)
-    done = machine.start(str(script), **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
-    return {**seen, "stderr": done.stderr} if isinstance(seen, dict) else seen
 
 
 # -- cost
@@ -53,7 +41,7 @@ def test_without_a_url_importing_torch_costs_two_small_files(
     site: Site, variables: dict[str, str]
 ) -> None:
     """``import torch`` imports two small files, and nothing of s3cache."""
-    seen = _account_of(site.machine("one"), _COST, **variables)
+    seen = site.machine("one").account(_COST, **variables)
     files = ["_s3cache_autoload", "_s3cache_process"]
     assert sorted(seen["modules"]) == files
     assert seen["alone"] == [*files, "atexit"]  # atexit is part of the interpreter
@@ -74,7 +62,7 @@ print(json.dumps({"light": light, **counters["aot_autograd"]}))
 
 
 def test_a_program_shares_its_compiles(site: Site) -> None:
-    seen = _account_of(site.machine("one"), _SILENT, S3CACHE_URL=site.url)
+    seen = site.machine("one").account(_SILENT, S3CACHE_URL=site.url)
     assert seen["light"]
     assert seen["autograd_cache_saved"] == 1
     # A CUDA build of torch warns if there is no GPU.
@@ -86,9 +74,9 @@ def test_a_program_shares_its_compiles(site: Site) -> None:
 @slow
 def test_without_a_url_the_switch_enables_the_local_tier(site: Site) -> None:
     machine = site.machine("one", S3CACHE_AUTOLOAD="1")
-    assert _account_of(machine, _SILENT)["autograd_cache_saved"] == 1
+    assert machine.account(_SILENT)["autograd_cache_saved"] == 1
     elsewhere = {"TORCHINDUCTOR_CACHE_DIR": str(machine.root / "another")}
-    assert _account_of(machine, _SILENT, **elsewhere)["autograd_cache_hit"] == 1
+    assert machine.account(_SILENT, **elsewhere)["autograd_cache_hit"] == 1
 
 
 # -- choices of the program or the environment win
@@ -142,7 +130,7 @@ def test_each_choice_of_the_program_and_the_environment_wins(
     """Before ``import torch`` or after it; :func:`s3cache.active` enables the waiting cache."""
     program = _CHOICES.format(choice=(before, after))
     variables = {"S3CACHE_URL": "memory://one", **variables}
-    assert _account_of(site.machine("one"), program, **variables) == {**expected, "stderr": ""}
+    assert site.machine("one").account(program, **variables) == {**expected, "stderr": ""}
 
 
 # -- mistakes
@@ -166,7 +154,7 @@ print(json.dumps({"failed": failed}))
 @slow
 def test_a_mistake_is_one_warning(site: Site) -> None:
     """Also if a backend asks for the same cache; and everything compiles."""
-    seen = _account_of(site.machine("one", S3CACHE_URL="ftp://x"), _MISTAKEN)
+    seen = site.machine("one", S3CACHE_URL="ftp://x").account(_MISTAKEN)
     assert seen["failed"] == []
     assert seen["stderr"].count("s3cache: not enabled") == 1
     assert seen["stderr"].count("scheme 'ftp': is not known") == 1
@@ -177,7 +165,7 @@ def test_a_mistake_is_one_warning(site: Site) -> None:
 def test_strict_mode_raises_at_the_first_compile(site: Site) -> None:
     """``import torch`` does not raise it, as torch would turn it into another error."""
     machine = site.machine("one", S3CACHE_URL="ftp://x", S3CACHE_STRICT="1")
-    seen = _account_of(machine, _MISTAKEN)
+    seen = machine.account(_MISTAKEN)
     assert "scheme 'ftp': is not known" in seen["failed"][0]
     assert seen["stderr"] == ""
 
@@ -212,14 +200,6 @@ def test_operators_registered_before_the_first_compile_are_seen(site: Site) -> N
 
     The operator's fake implementation takes part in tracing, so they share at the second level.
     """
-    script = site.root / "registering.py"
-    script.write_text(_REGISTERING)
-    found = []
-    for name, words in (("one", ["enable"]), ("two", [])):
-        done = site.machine(name).start(str(script), *words, S3CACHE_URL=site.url)
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    assert found == [
-        {"hits": 0, "saved": 1, "bypassed": 1},
-        {"hits": 1, "saved": 0, "bypassed": 1},
-    ]
+    for name, words, hits in (("one", ["enable"], 0), ("two", [], 1)):
+        seen = site.machine(name).account(_REGISTERING, *words, S3CACHE_URL=site.url)
+        assert (seen["hits"], seen["saved"], seen["bypassed"]) == (hits, 1 - hits, 1)

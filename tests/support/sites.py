@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -70,6 +71,14 @@ class Machine:
         """Run ``python command`` to its end, whether it succeeds or fails."""
         machine = machines.Machine(self.root, **{**self.environment, **environment})
         return python(*command, env=machine.environment, cwd=self.root, timeout_s=800)
+
+    def account(self, program: str, *words: str, **environment: str) -> Any:
+        """Run a program; return its last line, parsed as JSON, and ``stderr``."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        (self.root / "program.py").write_text(program, encoding="utf-8")
+        done = self.start("program.py", *words, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
 
 class Site:

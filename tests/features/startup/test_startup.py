@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from tests.support.marks import nightly
@@ -67,25 +64,15 @@ print(json.dumps(found))
 """
 
 
-def _account_of(site: Site, machine: str, when: str) -> dict[str, Any]:
-    script = site.root / "program.py"
-    script.write_text(_PROGRAM)
-    done = site.machine(machine).start(str(script), when, site.url)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @nightly
 def test_a_hit_delays_imports_and_templates_until_their_first_use(site: Site) -> None:
     """No key depends on the delay: a process that imports everything hits another one's entries.
 
     Programs find the same modules, templates and errors as with torch alone.
     """
-    writer = _account_of(site, "one", "early")
-    late, reader, alone = (
-        _account_of(site, name, when)
-        for name, when in (("two", "late"), ("three", "early"), ("four", "never"))
+    writer, late, reader, alone = (
+        site.machine(f"{number}").account(_PROGRAM, when, site.url)
+        for number, when in enumerate(("early", "late", "early", "never"))
     )
     assert reader["light"]  # a miss needs some of them
     assert not late["light"]
