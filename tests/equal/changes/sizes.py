@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import random
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ import torch._functorch.config as functorch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from tests.equal.programs import Compile, Pair, eagerly
+from tests.support.modules import execute
 
 #: Code before the operator. ``s`` is the dynamic size of ``x``, ``t`` that of ``y``.
 BRANCHES = (
@@ -152,11 +151,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
     )
     path = Path(tempfile.mkdtemp(prefix="s3cache-equal-"), "sizes_of_programs.py")
     path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = execute(path)
     return {branch: getattr(module, f"function_{number}") for number, branch in enumerate(BRANCHES)}
 
 

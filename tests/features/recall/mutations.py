@@ -49,6 +49,7 @@ from tests.features.recall.mutants import (
     unchanged,
     write,
 )
+from tests.features.recall.serving import prepare_forks
 from tests.support import compiled
 from tests.support.children import in_child
 
@@ -297,21 +298,8 @@ def judge(program: Program, root: Path, each: int, seed: int) -> Verdicts:
     return judged.verdicts
 
 
-def prepare() -> None:
-    """Import what forks need, and let s3cache inspect torch once."""
-    compiled.put_first()
-    torch.set_num_threads(1)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-    torch._inductor.config.compile_threads = 1  # threads of compilers do not survive a fork
-    with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
-        warnings.simplefilter("ignore")
-        weight = torch.ones(2, requires_grad=True)
-        torch.compile(lambda a: (a * weight).sum())(torch.ones(2)).backward()
-    torch.compiler.reset()
-
-
 def judge_all(programs: Sequence[Program], root: Path, each: int, seed: int, jobs: int) -> Verdicts:
-    """Judge mutants of programs, ``jobs`` programs at a time, after :func:`prepare`."""
+    """Judge mutants of programs, ``jobs`` programs at a time, after :func:`prepare_forks`."""
     total = Verdicts()
     places = [root / str(number) for number, _ in enumerate(programs)]
     judge_one = partial(judge, each=each, seed=seed)
@@ -334,7 +322,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     words = options.words or [""]
     programs = [each for each in real_programs() if any(word in each.name for word in words)]
-    prepare()
+    compiled.put_first()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    torch._inductor.config.compile_threads = 1  # threads of compilers do not survive a fork
+    prepare_forks()
     with tempfile.TemporaryDirectory(prefix="s3cache-mutations-") as root:
         chosen = programs[: options.programs]
         found = judge_all(chosen, Path(root), options.each, options.seed, options.jobs)

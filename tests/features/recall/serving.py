@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import json
 import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from s3cache.settings import Mode
 from tests.equal.observe import observe
 from tests.equal.programs import Compile, eagerly
 from tests.support.children import in_child
+from tests.support.modules import execute
 
 _TIMEOUT_S = 120
 
@@ -45,16 +44,10 @@ def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]
     ``check``. ``save`` is false if the store must not change. Return the results and counts of
     each part (two of AB), or the error that it raised.
     """
-    torch.set_num_threads(1)
     _count_traces()
     # The comparison of the frame must find each change alone. Here every program is another one.
     Agreement.other_program = lambda *_: ""  # type: ignore[method-assign]
-    sys.path.insert(0, "")
-    # s3cache inspects torch once in a process; the children inherit the results.
-    with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
-        warnings.simplefilter("ignore")
-        torch.compile(lambda a: a.sin() + 1)(torch.ones(2))
-    torch.compiler.reset()
+    prepare_forks()
     _traced.clear()
 
     def in_turn(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -62,6 +55,16 @@ def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]
 
     with ThreadPoolExecutor(jobs) as pool:
         return [*pool.map(in_turn, json.loads(Path(wanted).read_text(encoding="utf-8")))]
+
+
+def prepare_forks() -> None:
+    """Let s3cache inspect torch, which it does once in a process: forks inherit the results."""
+    torch.set_num_threads(1)
+    with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
+        warnings.simplefilter("ignore")
+        weight = torch.ones(2, requires_grad=True)
+        torch.compile(lambda a: (a * weight).sum())(torch.ones(2)).backward()
+    torch.compiler.reset()
 
 
 def _count_traces() -> None:
@@ -140,32 +143,13 @@ def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
     """Write a variant of a program to the program's own folder, and execute it."""
     place = programs / part["name"].replace(" ", "_").replace("/", "-")
     place.mkdir(parents=True, exist_ok=True)
-    place.joinpath("program.py").write_text(part["source"], encoding="utf-8")
-    module = _module(place)
-    module.__dict__["V"] = int(part["variant"] == "B")
-    _execute(module)
-    del module.__dict__["V"]  # it is not part of the program, and a function could see it
-    return module
+    path = place / "program.py"
+    path.write_text(part["source"], encoding="utf-8")
+    return execute(path, V=int(part["variant"] == "B"))
 
 
 def run_file(place: Path, compile_it: Compile) -> Any:
     """Run the program of a folder."""
-    sys.path.insert(0, "")
-    _execute(module := _module(place))
+    module = execute(place / "program.py")
     g = compile_it(module.f) if callable(module.f) else None
     return module.run(g)
-
-
-def _execute(module: ModuleType) -> None:
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
-    module.__spec__.loader.exec_module(module)
-
-
-def _module(place: Path) -> ModuleType:
-    path = place / "program.py"
-    sys.path[0] = str(place)
-    spec = importlib.util.spec_from_file_location("program", path)
-    assert spec is not None
-    module = sys.modules["program"] = importlib.util.module_from_spec(spec)
-    return module

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import io
 import itertools
 import math
@@ -41,8 +39,10 @@ import torch
 import s3cache
 from s3cache.features.recall.agreement import Agreement
 from s3cache.features.recall.program import Program
+from tests.features.recall.serving import prepare_forks
 from tests.support import compiled
 from tests.support.children import in_child
+from tests.support.modules import execute
 
 _TABLE = Path(__file__).with_name("sweep.txt")
 _IN_A_PROCESS = 40
@@ -205,14 +205,7 @@ def _module(folder: Path, questions: Sequence[Question], variant: int) -> types.
     path = folder / "swept.py"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     os.utime(path, (0, 0))  # the second rule distrusts files that are newer than the process
-    sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location("swept", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["swept"] = importlib.util.module_from_spec(spec)
-    module.__dict__["V"] = variant
-    spec.loader.exec_module(module)
-    del module.__dict__["V"]
+    module = execute(path, V=variant)
     if variant and questions[0].kind == "process":
         exec(questions[0].setup, vars(module))
     return module
@@ -330,13 +323,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (2)")
     options = parser.parse_args(arguments)
     compiled.put_first()
-    torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1  # threads of compilers do not survive a fork
     Agreement.other_program = lambda *_: ""  # type: ignore[method-assign]  # the second rule
-    with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
-        warnings.simplefilter("ignore")
-        torch.compile(lambda a: a + 1)(torch.ones(2))
-    torch.compiler.reset()
+    prepare_forks()
     total = Verdicts()
     with tempfile.TemporaryDirectory(prefix="s3cache-sweep-") as root:
         Path(root, "here").mkdir()

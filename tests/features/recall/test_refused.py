@@ -27,7 +27,6 @@ GENERATOR = random.Random(1)
 NAMES = ["a", "b"]
 TEXT = "-".join(NAMES)
 SAME = "-".join(NAMES)
-DEQUE = collections.deque([1, 2], 5)
 
 
 class Kind(enum.Enum):

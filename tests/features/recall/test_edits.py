@@ -1,14 +1,18 @@
-"""No mutant of a real program is recalled wrongly."""
+"""Nothing is recalled wrongly after thousands of edits, changed answers and restarts."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.features.recall.mutants import KINDS, mutants_of, real_programs
+from tests.features.recall.restarts import JOBS, restart_all
 from tests.support.marks import nightly, slow
 from tests.support.scripts import python
+
+pytestmark = pytest.mark.timeout(14_400)  # for hangs
 
 
 def test_a_mutant_has_one_change() -> None:
@@ -28,7 +32,6 @@ def test_a_mutant_has_one_change() -> None:
     assert kinds == {*KINDS}
 
 
-@pytest.mark.timeout(14_400)  # for hangs
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -43,3 +46,29 @@ def test_no_mutant_is_recalled_wrongly(arguments: tuple[str, ...]) -> None:
     last = re.findall(r"^all .* (\d+)$", run.stdout, re.MULTILINE)
     assert last == ["0"], run.stdout[-3000:] + run.stderr[-2000:]
     assert run.returncode == 0, run.stdout[-3000:]
+
+
+@pytest.mark.parametrize("kind", ["value", "process"])
+@nightly
+def test_no_changed_answer_is_recalled(kind: str) -> None:
+    sweep = ("-m", "tests.features.recall.sweep", "--kind", kind)
+    run = python("-W", "ignore", *sweep, timeout_s=7200)
+    assert " 0 wrong, 0 failed; " in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "restarts"),
+    [
+        pytest.param(("configuration", "break"), 5, marks=slow),
+        pytest.param(("",), 500, marks=nightly),
+    ],
+)
+def test_no_restart_disagrees_or_traces_in_vain(
+    words: tuple[str, ...], restarts: int, tmp_path: Path
+) -> None:
+    """From the third restart of a job on, nothing is traced that could have been recalled."""
+    assert len(JOBS) == 10
+    jobs = [job for job in JOBS if any(word in job.name for word in words)]
+    found = [*restart_all(jobs, tmp_path, restarts, at_once=2)]
+    assert [fault for _, done in found for fault in done.wrong] == []
+    assert all(done.recalled and done.agreed for _, done in found)
