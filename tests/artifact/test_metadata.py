@@ -83,10 +83,7 @@ def written(plain: object) -> bytes:
 
 
 def whole() -> dict[str, object]:
-    return {
-        "runtime_metadata": described(metadata()),
-        "sanitized_aot_config": described(config()),
-    }
+    return {"runtime_metadata": described(metadata()), "sanitized_aot_config": described(config())}
 
 
 def test_a_description_equals_torchs_metadata() -> None:

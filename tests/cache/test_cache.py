@@ -191,9 +191,7 @@ def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Machines) -> None:
 # -- several entries under one key: none is lost, and only accepted ones are returned
 
 
-def test_entries_that_the_caller_does_not_accept_are_guard_misses(
-    machine: Machines,
-) -> None:
+def test_entries_that_the_caller_does_not_accept_are_guard_misses(machine: Machines) -> None:
     a, b = machine("a"), machine("b")
     for variant in ("v1", "v2"):
         a.save(KEY, entry(variant=variant))

@@ -49,10 +49,7 @@ from tests.support.waiting import LONG_S
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else str(each),
 )
 def test_an_error_of_the_store_is_a_miss_with_its_reason_and_one_warning(
-    machine: Machines,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-    reason: Reason,
+    machine: Machines, caplog: pytest.LogCaptureFixture, error: Exception, reason: Reason
 ) -> None:
     cache = machine(store=FailingStore(error))
     for _ in range(3):
@@ -125,9 +122,7 @@ def test_a_strict_lookup_raises_the_error_of_the_store_and_is_counted(
     assert caplog.records == []
 
 
-def test_timeouts_full_queues_and_failing_guards_raise(
-    machine: Machines,
-) -> None:
+def test_timeouts_full_queues_and_failing_guards_raise(machine: Machines) -> None:
     gated = GatedStore(MemoryStore(), is_open=False)
     cache = machine(None, gated, strict=True, upload_queue_max_count=1, lookup_timeout_s=0.01)
     with pytest.raises(DownloadTimeoutError):

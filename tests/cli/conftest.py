@@ -21,9 +21,7 @@ def at(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
 
 @pytest.fixture
 def call(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Call:
     """Return a function that calls commands, on a machine with an empty local tier."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))

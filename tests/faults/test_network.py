@@ -110,10 +110,7 @@ def bad_links(first: str, *others: str) -> pytest.MarkDecorator:
 
 @bad_links("cuts answers", *(name for name in BAD if name != "cuts answers"))
 def test_a_lookup_over_a_bad_link_misses_in_time_with_a_reason(
-    bad: Bad,
-    proxy: Proxy,
-    reader: OpenCache,
-    caplog: pytest.LogCaptureFixture,
+    bad: Bad, proxy: Proxy, reader: OpenCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Repeated misses log one warning. Lookups hit again once the link works."""
     link, reason = bad
@@ -220,10 +217,7 @@ def test_a_prefetch_over_a_bad_link_reports_failures_and_a_second_one_completes(
 
 @bad_links("refuses", "hangs", "resets requests")
 def test_entries_saved_over_a_bad_link_arrive_once_it_works_again(
-    bad: Bad,
-    proxy: Proxy,
-    open_cache: OpenCache,
-    caplog: pytest.LogCaptureFixture,
+    bad: Bad, proxy: Proxy, open_cache: OpenCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Saves do not wait, and warn once; the uploads need no further call."""
     link, _ = bad

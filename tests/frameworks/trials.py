@@ -105,12 +105,7 @@ _COMPILERS = ("c++", "cc", "clang", "clang++", "g++", "gcc")
 
 
 def run_program(
-    root: Path,
-    name: str,
-    program: Program,
-    runs: Collection[str],
-    *,
-    headers: Path | None = None,
+    root: Path, name: str, program: Program, runs: Collection[str], *, headers: Path | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the results of each of ``runs``, in the order of :data:`RUNS`.
 

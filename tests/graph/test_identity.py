@@ -16,12 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from s3cache.graph._describe import (
-    UnidentifiedError,
-    code_fingerprint,
-    identity,
-    rough_identity,
-)
+from s3cache.graph._describe import UnidentifiedError, code_fingerprint, identity, rough_identity
 from s3cache.graph._origin import origin_of
 
 Install = Callable[..., types.ModuleType]

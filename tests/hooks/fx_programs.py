@@ -31,11 +31,7 @@ def unknown(x: Any, y: Any) -> Any:
 
 
 def _runs(
-    function: Any,
-    *,
-    grad: bool = False,
-    dynamic: bool | None = None,
-    sizes: tuple[int, ...] = (6,),
+    function: Any, *, grad: bool = False, dynamic: bool | None = None, sizes: tuple[int, ...] = (6,)
 ) -> bool:
     """Compile from scratch and run the forward only; return whether it equals eager mode."""
     torch._dynamo.reset()

@@ -23,10 +23,7 @@ OF_GRAPHS = ["standalone.bin", "standalone aot", "aot_compile", "caches"]
 
 @pytest.mark.parametrize(
     "ways",
-    [
-        ["caches"],
-        pytest.param(["standalone.bin", "standalone aot", "aot_compile"], marks=slow),
-    ],
+    [["caches"], pytest.param(["standalone.bin", "standalone aot", "aot_compile"], marks=slow)],
 )
 def test_torchs_artifacts_of_graphs_that_s3cache_refuses_are_kept(
     site: Site, ways: list[str]

@@ -135,10 +135,7 @@ def test_a_compiled_module_keeps_its_options() -> None:
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_the_report_has_a_fix_if_torchs_caches_are_off() -> None:
-    with (
-        FUNCTORCH.patch(enable_autograd_cache=False),
-        COMPILER.patch(force_disable_caches=True),
-    ):
+    with FUNCTORCH.patch(enable_autograd_cache=False), COMPILER.patch(force_disable_caches=True):
         (graph,) = s3cache.check(scaled, torch.ones(3)).graphs
         (reason,) = graph.reasons
         assert reason.code == "caches-off"

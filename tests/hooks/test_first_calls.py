@@ -65,9 +65,7 @@ def test_outputs_that_cannot_be_described_are_refused(mode: FakeTensorMode) -> N
             describe_outputs(outputs, about)
 
 
-def test_views_keep_their_shared_storage_its_size_and_their_offsets(
-    mode: FakeTensorMode,
-) -> None:
+def test_views_keep_their_shared_storage_its_size_and_their_offsets(mode: FakeTensorMode) -> None:
     size: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     given = mode.from_tensor(
         torch.empty(6, 5), symbolic_context=size, source=ConstantSource("given")

@@ -77,9 +77,7 @@ def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
 
 
 @slow
-def test_a_patch_that_only_observes_torch_costs_no_hits_and_is_named_once(
-    site: Site,
-) -> None:
+def test_a_patch_that_only_observes_torch_costs_no_hits_and_is_named_once(site: Site) -> None:
     """Keys contain its source, and not its counts."""
     ran = site.machine("one").run("fx_programs:observed", site.url)
     assert [(each["right"], each["lowered"]) for each in ran["machines"]] == [(True, 2), (True, 0)]

@@ -52,10 +52,7 @@ def noexec(tmp_path: Path) -> Iterator[Path | None]:
 
 @slow
 def test_a_hit_starts_no_process_and_needs_no_compiler(
-    written: Callable[..., tuple[Site, Any]],
-    other_prefix: str,
-    noexec: Path | None,
-    tmp_path: Path,
+    written: Callable[..., tuple[Site, Any]], other_prefix: str, noexec: Path | None, tmp_path: Path
 ) -> None:
     """Other prefix, home, user, cache and temporary directory; nothing on ``PATH``.
 

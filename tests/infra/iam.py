@@ -147,10 +147,7 @@ def s3_requests(request: Sent, *, principal: str, is_secure: bool) -> Iterator[R
     sent = {name.lower(): value for name, value in request.sent.items()}
     method = request.method
     (subresource,) = _SUBRESOURCES & query.keys() or {""}
-    context = {
-        "aws:PrincipalArn": principal,
-        "aws:SecureTransport": str(is_secure).lower(),
-    }
+    context = {"aws:PrincipalArn": principal, "aws:SecureTransport": str(is_secure).lower()}
     if "prefix" in query:
         context["s3:prefix"] = query["prefix"]
     if "if-none-match" in sent:

@@ -33,10 +33,7 @@ def services() -> dict[str, Any]:
 
 def test_the_urls_for_users_lead_to_the_prefixes_of_the_policies(services: dict[str, Any]) -> None:
     variables = services["init"]["environment"]
-    for variable, prefix in (
-        ("S3CACHE_URL", policies.MAIN),
-        ("S3CACHE_PULLS_URL", policies.PULLS),
-    ):
+    for variable, prefix in (("S3CACHE_URL", policies.MAIN), ("S3CACHE_PULLS_URL", policies.PULLS)):
         where: Any = parse_url(variables[variable])
         assert (where.bucket, where.prefix) == (variables["S3CACHE_BUCKET"], prefix)
         assert where.endpoint_url == "http://127.0.0.1:9000"
@@ -47,9 +44,7 @@ def test_the_urls_for_users_lead_to_the_prefixes_of_the_policies(services: dict[
         ]
 
 
-def test_ports_are_bound_to_loopback_and_no_secret_has_a_default(
-    services: dict[str, Any],
-) -> None:
+def test_ports_are_bound_to_loopback_and_no_secret_has_a_default(services: dict[str, Any]) -> None:
     for service in services.values():
         assert service.get("network_mode") != "host"
         for port in service.get("ports", []):

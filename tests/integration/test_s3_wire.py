@@ -472,9 +472,7 @@ async def test_a_name_that_is_not_known_comes_with_the_resolvers_own_words(
 
 @pytest.mark.parametrize("variable", ["https_proxy", None])
 async def test_a_timeout_names_server_and_proxy(
-    variable: str | None,
-    server: ScriptedServer,
-    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answer = lambda _: Reply(200, delay_s=1)
     address = server.url.removeprefix("http://")

@@ -50,9 +50,7 @@ async def test_the_first_create_shows_that_rgw_honours_the_condition(store: S3St
     assert await store.atomic_create()
 
 
-async def test_a_bucket_with_object_lock_takes_every_kind_of_write(
-    s3_options: S3Options,
-) -> None:
+async def test_a_bucket_with_object_lock_takes_every_kind_of_write(s3_options: S3Options) -> None:
     """Writing, replacing and removing work, also in parts; every version stays."""
     raw = RawBucket(s3_options)
     bucket = f"s3cache-lock-{uuid.uuid4().hex[:12]}"

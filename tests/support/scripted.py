@@ -105,9 +105,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def raw_server(
-    serve: Callable[[bytes, asyncio.StreamWriter], Any],
-) -> AsyncIterator[str]:
+async def raw_server(serve: Callable[[bytes, asyncio.StreamWriter], Any]) -> AsyncIterator[str]:
     """Yield the URL of a server that passes the head of a request to ``serve``."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

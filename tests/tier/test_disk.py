@@ -115,10 +115,7 @@ def test_put_pending_syncs_and_records_an_object_before_it_gets_its_name(
     (Path(tier.root) / "objects").mkdir(exist_ok=True)
     tier.put_pending("a", b"x")
     # First its bytes, then its record, and finally its name.
-    assert order == [
-        "fdatasync, 0 pending, there: False",
-        "replace, 1 pending, there: False",
-    ]
+    assert order == ["fdatasync, 0 pending, there: False", "replace, 1 pending, there: False"]
     order.clear()
     tier.put("b", b"x")  # not synced: it can be downloaded again
     assert [step.split(",")[0] for step in order] == ["replace"]

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 import tests.support.compiler  # noqa: F401
-from s3cache.features.device.kernels import (
-    compiled_later,
-    kernel_digest,
-    ready_to_launch,
-)
+from s3cache.features.device.kernels import compiled_later, kernel_digest, ready_to_launch
 from s3cache.features.device.names import REMEMBERED
 from s3cache.features.device.winners import FirstLaunches, left_by_cpp
 from s3cache.hooks import has_triton

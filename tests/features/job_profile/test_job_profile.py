@@ -23,14 +23,7 @@ from s3cache.features.job_profile import KEYS, JobProfileOptions
 from s3cache.features.job_profile.profile import JobProfile, lookups_of
 from s3cache.features.job_profile.program import program_key
 from s3cache.frame import Frame
-from s3cache.store import (
-    AcceptSize,
-    FileStore,
-    MemoryStore,
-    NotAccepted,
-    Store,
-    WrapperStore,
-)
+from s3cache.store import AcceptSize, FileStore, MemoryStore, NotAccepted, Store, WrapperStore
 from s3cache.tier import Budget, background
 from s3cache.trust import generate
 from tests.support.caching import entry, open_engine

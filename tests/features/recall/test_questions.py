@@ -103,9 +103,7 @@ def test_attributes_that_c_gives_to_an_object_are_in_its_text() -> None:
 HERE = {b"HOME": b"/root", b"ACT": b"relu"}
 
 
-def test_variables_of_torch_and_s3cache_make_no_difference(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_of_torch_and_s3cache_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     added = {b"TORCHINDUCTOR_CACHE_DIR": b"x", b"S3CACHE_JOB": b"y", b"TRITON_CACHE_DIR": b"z"}
     texts = []
     for table in (HERE, {**added, **HERE}, {**HERE, b"K": b"1"}):

@@ -3,11 +3,7 @@
 import torch
 from small_ranks import Block, begin, train
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 begin()
 model, mesh = Block(), init_device_mesh("cpu", (2,))
