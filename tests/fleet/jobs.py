@@ -125,7 +125,6 @@ class Plan:
 
     @property
     def node_of_each(self) -> list[int]:
-        """The node of each rank."""
         return [node for node, ranks in enumerate(self.nodes) for _ in range(ranks)]
 
     @property
@@ -289,7 +288,6 @@ class Mishaps:
         link.unlink(missing_ok=True)
 
     def end(self) -> None:
-        """End all mishaps."""
         self._over.set()
         for thread in self._threads:
             thread.join()

@@ -84,7 +84,6 @@ GRAPHS = {function.__name__: function for function in (plain, half, custom, repl
 
 @contextlib.contextmanager
 def _set_up(name: str, kernels: bool) -> Iterator[None]:
-    """Set the process up for a graph."""
     global last
     mode = torch._subclasses.fake_tensor.FakeTensorMode
     dispatch = mode.dispatch
@@ -104,8 +103,6 @@ def _set_up(name: str, kernels: bool) -> Iterator[None]:
 
 
 class Module(torch.nn.Module):
-    """A graph as a module."""
-
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
         self.function = function

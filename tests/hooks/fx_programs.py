@@ -107,7 +107,6 @@ def _second(cache: Any) -> dict[str, int]:
 
 
 def train(url: str) -> dict[str, Any]:
-    """Train whole steps."""
     lowered = lowerings()
     with s3cache.enabled(url) as cache:
         right = compiled(6, grad=True) and compiled(8)

@@ -95,7 +95,6 @@ PATHS = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
 
 
 def _shared_content(site: Site) -> bytes:
-    """Return all shared content, uncompressed."""
     content = []
     for path in site.entries():
         entry = frame.decode(path.read_bytes())

@@ -201,7 +201,6 @@ class Fleet:
             process.wait(60)
 
     def processes(self) -> Iterator[Process]:
-        """Yield all processes so far."""
         return chain.from_iterable(machine.processes for machine in self._machines)
 
 

@@ -61,7 +61,6 @@ def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> 
 
 
 def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
-    """Open a cache with such an engine."""
     return Cache(
         settings(local_dir, **changes),
         open_remote=None if store is None else lambda: store,

@@ -111,8 +111,6 @@ def random_numbers(compile_it: Compile) -> Any:
 
 @case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, slow=True)
 def grad_mode_left_changed(compile_it: Compile) -> Any:
-    """The graph changes grad mode."""
-
     def function(x: Any) -> Any:
         torch.set_grad_enabled(False)
         return x + 2

@@ -32,7 +32,6 @@ def _steps(**more: Any) -> dict[str, Any]:
 
 
 def kernel(arch: int = 90) -> dict[str, Any]:
-    """Compile one kernel."""
     standin.install(arch)
     from tests.features.ports.kernels import add
 

@@ -41,7 +41,6 @@ class Program:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of its environment."""
         lines = self.files.get("environment", "").splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
@@ -232,7 +231,6 @@ _TURNS = {
 
 
 def _other_values(value: Any, words: list[str]) -> Iterator[Any]:
-    """Yield other plain values."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
@@ -257,7 +255,6 @@ def _words_in(tree: ast.AST) -> list[str]:
 
 
 def _edits(node: ast.AST, kind: str, words: list[str]) -> Iterator[_Edit]:
-    """Yield the edits of a tree."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "names"):
             continue

@@ -172,8 +172,6 @@ def _note_looks(
 
 
 class _Lines(logging.Handler):
-    """Keeps the lines of a log."""
-
     def __init__(self, lines: list[str]) -> None:
         super().__init__()
         self._lines = lines

@@ -149,7 +149,6 @@ def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
 
 
 def run_file(place: Path, compile_it: Compile) -> Any:
-    """Run the program of a folder."""
     module = execute(place / "program.py")
     g = compile_it(module.f) if callable(module.f) else None
     return module.run(g)
