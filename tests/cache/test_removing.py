@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,10 +12,10 @@ from s3cache import entries, frame
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.errors import AccessDeniedError, ClosedError, ReadOnlyError
 from s3cache.frame import Frame
-from s3cache.store import MemoryStore, WrapperStore
+from s3cache.store import MemoryStore
 from tests.cache.answers import Machines
 from tests.support.caching import KEY, OTHER, entry, open_cache, open_engine
-from tests.support.stores import GatedStore, names, put, remove
+from tests.support.stores import DenyingStore, GatedStore, names, put, remove
 from tests.support.waiting import LONG_S
 
 
@@ -49,24 +48,19 @@ def test_entries_are_removed_without_one_of_the_tiers(tmp_path: Path) -> None:
     assert names(remote) == []
 
 
-class _Keeping(MemoryStore):
-    async def delete(self, key: str) -> None:
-        if f"/{KEY}." in key:
-            raise AccessDeniedError("not allowed", op="delete", store=self.url, key=key)
-        await super().delete(key)
-
-
 @pytest.mark.parametrize("strict", [False, True])
-def test_clearing_raises_if_the_remote_refuses_to_delete(tmp_path: Path, strict: bool) -> None:
+def test_clearing_raises_if_the_remote_refuses_to_delete(
+    tmp_path: Path, memory: MemoryStore, strict: bool
+) -> None:
     """The entries that it does not refuse to delete are gone."""
-    remote = _Keeping()
+    remote = DenyingStore(memory, lambda verb, key: verb == "delete" and f"/{KEY}." in key)
     with open_cache(tmp_path / "here", remote, strict=strict) as cache:
         cache.save(KEY, entry())
         cache.save(OTHER, entry(OTHER))
         with pytest.raises(AccessDeniedError):
             cache.clear()
         assert isinstance(cache.lookup(KEY), Hit)
-    assert len(names(remote)) == 1
+    assert len(names(memory)) == 1
 
 
 @pytest.mark.parametrize("mode", ["read-only", "off", None])
@@ -130,11 +124,7 @@ def test_ordinary_hits_and_misses_take_one_request(
 def test_a_key_without_entries_is_absent_even_if_nothing_may_be_listed(
     machine: Machines, memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class NoList(WrapperStore):
-        async def list_page(self, prefix: str, after: str | None = None) -> Any:
-            raise AccessDeniedError("not allowed", op="list")
-
-    cache = machine("a", NoList(memory), strict=True)
+    cache = machine("a", DenyingStore(memory, lambda verb, _: verb == "list"), strict=True)
     assert isinstance(found := cache.lookup(KEY), Miss)
     assert found.reason == "absent"
     assert caplog.records == []

@@ -1,4 +1,4 @@
-"""Stores that wait, fail, count or race, and helpers to read and write a store."""
+"""Stores that wait, fail, deny, count or race, and helpers to read and write a store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from s3cache import entries
+from s3cache.errors import AccessDeniedError
 from s3cache.store import Buffer, MemoryStore, PutMode, Store, WrapperStore
 from tests.support.caching import KEY
 
@@ -47,6 +48,19 @@ class FailingStore(WrapperStore):
 
     async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
         raise self.error
+
+
+class DenyingStore(WrapperStore):
+    """A store that denies calls: ``denies`` gets the verb and the key of each."""
+
+    def __init__(self, inner: Store, denies: Callable[[str, str], bool]) -> None:
+        super().__init__(inner)
+        self._denies = denies
+
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self._denies(verb, key):
+            raise AccessDeniedError("not allowed", op=verb, store=self.url, key=key)
+        return await call()
 
 
 class CountingStore(WrapperStore):

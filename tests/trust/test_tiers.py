@@ -18,16 +18,16 @@ import pytest
 
 from s3cache import entries, frame
 from s3cache.cache import Cache, Engine, Hit, Miss, Saved
-from s3cache.errors import AccessDeniedError, ConfigError
+from s3cache.errors import ConfigError
 from s3cache.frame import Frame
 from s3cache.settings import Settings
-from s3cache.store import MemoryStore, Store, WrapperStore
+from s3cache.store import MemoryStore, Store
 from s3cache.trust import Algorithm, SigningKey, VerifyKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
 from tests.support.faulty import FaultyStore
 from tests.support.marks import slow
 from tests.support.proxy import Link, Proxy
-from tests.support.stores import GatedStore, put
+from tests.support.stores import DenyingStore, GatedStore, put
 from tests.support.users import needs_users
 from tests.support.waiting import LONG_S, eventually
 
@@ -277,13 +277,6 @@ OWN = "f" * 32
 SSE_C = {"sse": "C", "sse_c_key": base64.b64encode(b"k" * 32).decode()}
 
 
-class ReadOnly(WrapperStore):
-    """A store on which these credentials may not write."""
-
-    async def put(self, *args: Any, **options: Any) -> None:
-        raise AccessDeniedError("not allowed", op="put")
-
-
 @contextmanager
 def started(place: Path, store: Store, **settings: Any) -> Iterator[Engine]:
     """Open the engine of a process on the machine of ``place``, which looks for pending uploads."""
@@ -308,7 +301,7 @@ def test_a_reader_cannot_claim_uploads(tmp_path: Path) -> None:
     """The next process that may write uploads the entries, except those of a living process."""
     store, local = MemoryStore(), tmp_path / "local"
     left_behind(local)
-    with started(local, ReadOnly(store)) as reader:
+    with started(local, DenyingStore(store, lambda verb, _: verb == "put")) as reader:
         assert isinstance(reader.save(OWN, entry(OWN)), Saved)
         assert not reader.flush(20).complete
 

@@ -21,10 +21,10 @@ from s3cache.cache import Engine, Hit, Miss, Retry
 from s3cache.features.single_flight import WAITED, leases
 from s3cache.features.single_flight.claims import Claim, Claims, WaitOutcome
 from s3cache.features.single_flight.install import group_timeout_s
-from s3cache.store import MemoryStore, WrapperStore
+from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
 from tests.support.caching import entry, open_engine
-from tests.support.stores import names
+from tests.support.stores import DenyingStore, names
 from tests.support.waiting import LONG_S, eventually
 
 KEY = "ab" * 32
@@ -233,16 +233,9 @@ def test_no_lease_is_written_by_default_or_with_leases_off(
 def test_no_machine_waits_if_the_bucket_denies_leases(
     opened: Open, memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Refusing(WrapperStore):
-        async def _around(self, verb: Any, key: str, call: Any) -> Any:
-            if key.startswith(leases.PREFIX):
-                from s3cache.errors import AccessDeniedError
-
-                raise AccessDeniedError("denied", op=verb)
-            return await call()
-
     claimed: list[WaitOutcome | None] = []
-    engine = opened("a", Refusing(memory), leases="on")
+    denying = DenyingStore(memory, lambda _, key: key.startswith(leases.PREFIX))
+    engine = opened("a", denying, leases="on")
     assert isinstance(looked_up(engine, claimed), Miss)
     assert claim_of(claimed).end_lease is None
     assert "no machine waits" in caplog.text
