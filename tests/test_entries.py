@@ -88,9 +88,9 @@ COMPONENTS = {"gm": ["1" * 32, "graph of 6 nodes"], "torch.version": ["2" * 32, 
 NAMED = {name: digest for name, (digest, _) in COMPONENTS.items()}
 
 
-def graph_entry(components: object = COMPONENTS, key: str = f"a{digest_of(NAMED)}") -> Frame:
-    found = frame.encode(kind="aot", key=key, sections={}, meta={"components": components})
-    return frame.decode(found)
+def graph_entry(components: object) -> Frame:
+    key, meta = f"a{digest_of(NAMED)}", {"components": components}
+    return frame.decode(frame.encode(kind="aot", key=key, sections={}, meta=meta))
 
 
 def test_the_key_of_a_graph_must_match_its_components() -> None:

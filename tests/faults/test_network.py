@@ -74,8 +74,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
-def is_right(result: Hit | Miss, key: str = KEY, size: int = SIZE) -> bool:
-    return isinstance(result, Hit) and bytes(result.entry.data) == entry(key, size)
+def is_right(result: Hit | Miss, key: str = KEY) -> bool:
+    return isinstance(result, Hit) and bytes(result.entry.data) == entry(key, SIZE)
 
 
 REFUSES = "refuses"

@@ -78,11 +78,8 @@ def compiling() -> Any:
         yield made
 
 
-def _note(
-    graph: object, *, sees_places: bool = False, late: bool = False, lowered: str | None = None
-) -> None:
-    noted = {"sees_places": sees_places, "late": late, "lowered": lowered}
-    setattr(graph, FX_INFO, noted)
+def _note(graph: object, *, late: bool = False, lowered: str | None = None) -> None:
+    setattr(graph, FX_INFO, {"sees_places": False, "late": late, "lowered": lowered})
 
 
 def test_conditions_distinguish_entries_under_one_key() -> None:

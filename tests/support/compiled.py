@@ -25,19 +25,15 @@ _SCRIPT = Path(__file__).with_name("compiled.sh")
 _MOST_BYTES = 2 << 30
 
 
-def put_first(root: Path = _ROOT) -> None:
-    """Put the script first in ``PATH`` if g++ is installed and ``CXX`` is not set.
-
-    Args:
-        root: the directory of the script and of the outputs that it keeps.
-    """
+def put_first() -> None:
+    """Put the script first in ``PATH`` if g++ is installed and ``CXX`` is not set."""
     if os.environ.get("S3CACHE_TEST_COMPILED") == "off" or "CXX" in os.environ:
         return
     paths = os.environ.get("PATH", "").split(os.pathsep)
     real = shutil.which("g++")
-    if sys.platform != "linux" or real is None or real.startswith(str(root)):
+    if sys.platform != "linux" or real is None or real.startswith(str(_ROOT)):
         return
-    store = root / "kept"
+    store = _ROOT / "kept"
     values = {
         "real": real,
         "store": str(store),
@@ -48,7 +44,7 @@ def put_first(root: Path = _ROOT) -> None:
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     text = "\n".join(["#!/bin/sh", *lines, _SCRIPT.read_text(encoding="utf-8")])
     # Runs with another torch may be in progress at the same time.
-    folder = root / hashlib.sha256(text.encode()).hexdigest()[:12]
+    folder = _ROOT / hashlib.sha256(text.encode()).hexdigest()[:12]
     for each in (store, folder):
         each.mkdir(parents=True, exist_ok=True)
     script = folder / f"g++.{os.getpid()}"

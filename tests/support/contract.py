@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from s3cache.errors import ConfigError, PreconditionError
-from s3cache.store import MAX_KEY_BYTES, Buffer, NotAccepted, ObjectInfo, Store
+from s3cache.store import MAX_KEY_BYTES, NotAccepted, ObjectInfo, Store
 
 ODD_KEYS = [
     "-rf", "=", "-.-", "trailing.", "trailing...", "nul.txt", "x.tmp", "0",
@@ -42,13 +42,13 @@ async def listed(store: Store, prefix: str = "") -> dict[str, ObjectInfo]:
     return {info.key: info for info in infos}
 
 
-async def put_all(store: Store, keys: Iterable[str], data: Buffer = b"x") -> None:
-    """Put ``data`` under each key, several at once."""
+async def put_all(store: Store, keys: Iterable[str]) -> None:
+    """Put a byte under each key, several at once."""
     slots = asyncio.Semaphore(32)
 
     async def put(key: str) -> None:
         async with slots:
-            await store.put(key, data)
+            await store.put(key, b"x")
 
     await asyncio.gather(*map(put, keys))
 

@@ -35,12 +35,11 @@ def python(
     )
 
 
-def run_script(code: str, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run_script(code: str, *args: object) -> subprocess.CompletedProcess[str]:
     """Run Python code in a new process, after :data:`PRELUDE`, with ``args`` in ``sys.argv``."""
     # -W: from 3.12, Python warns about any fork of a process with threads
     done = python("-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *map(str, args))
-    if check:
-        assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     return done
 
 

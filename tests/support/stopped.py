@@ -102,8 +102,8 @@ def stop(process: subprocess.Popen[str]) -> None:
     assert os.WIFSTOPPED(status)
 
 
-def open_tier(root: Path, namespace: str = "") -> DiskTier:
-    return DiskTier(root, namespace=namespace, max_bytes=1 << 30, max_files=1_000)
+def open_tier(root: Path) -> DiskTier:
+    return DiskTier(root, max_bytes=1 << 30, max_files=1_000)
 
 
 def descriptors(root: Path) -> int:

@@ -92,10 +92,10 @@ class RacyStore(MemoryStore):
         return False
 
 
-async def variants(store: Store, key: str = KEY) -> set[str]:
-    """Return the variants that a reader finds."""
+async def variants(store: Store) -> set[str]:
+    """Return the variants of ``KEY`` that a reader finds."""
     found = set()
-    async for info in store.list(entries.name_prefix(key)):
+    async for info in store.list(entries.name_prefix(KEY)):
         data = await store.get(info.key)
         assert data is not None
         found.add(entries.verify(info.key, data).header.variant)

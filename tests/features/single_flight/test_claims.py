@@ -45,10 +45,8 @@ def another(root: Path) -> Iterator[Another]:
         tier.close()
 
 
-def waiting(
-    pool: ThreadPoolExecutor, claims: Claims, bound_s: float = LONG_S
-) -> Future[WaitOutcome]:
-    return pool.submit(claims.take, "key", bound_s)
+def waiting(pool: ThreadPoolExecutor, claims: Claims) -> Future[WaitOutcome]:
+    return pool.submit(claims.take, "key", LONG_S)
 
 
 def claimed(claims: Claims, key: str = "key") -> WaitOutcome:
