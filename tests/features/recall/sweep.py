@@ -197,7 +197,7 @@ def _module(folder: Path, questions: Sequence[Question], variant: int) -> types.
         asks = question.asks
         if question.kind == "value":
             lines.append(f"T{number} = {question.setup}")
-            asks = _named(question.asks, f"T{number}")
+            asks = re.sub(r"\bT\b(?!')", f"T{number}", asks)
         lines.append(
             f"def f{number}(x): return x + 1 if ({asks}) == ({question.answer}) else x + 2"
         )
@@ -209,10 +209,6 @@ def _module(folder: Path, questions: Sequence[Question], variant: int) -> types.
     if variant and questions[0].kind == "process":
         exec(questions[0].setup, vars(module))
     return module
-
-
-def _named(asks: str, name: str) -> str:
-    return re.sub(r"\bT\b(?!')", name, asks)
 
 
 def _play(folder: Path, url: str, questions: Sequence[Question], variant: int, how: str) -> Any:
