@@ -430,10 +430,10 @@ def _is_inert(cls: object) -> bool:
     """Return whether an object of ``cls`` can be created without running any of its code."""
     if not isinstance(cls, type) or hasattr(cls, "__del__"):
         return False
-    made = cls.__new__
+    constructor = cls.__new__
     # That of a NamedTuple is made by Python, in a generated module.
-    return isinstance(made, BuiltinFunctionType) or (
-        issubclass(cls, tuple) and made.__module__.startswith("namedtuple_")
+    return isinstance(constructor, BuiltinFunctionType) or (
+        issubclass(cls, tuple) and constructor.__module__.startswith("namedtuple_")
     )
 
 

@@ -136,10 +136,10 @@ class Describer:
 
     def once(self, value: _Object, describe: Callable[[_Object], str | None]) -> str | None:
         """Return ``describe(value)``; call it once for each object."""
-        known = self._texts.get(id(value))
-        if known is None:
-            known = self._texts[id(value)] = value, describe(value)
-        return known[1]
+        memo = self._texts.get(id(value))
+        if memo is None:
+            memo = self._texts[id(value)] = value, describe(value)
+        return memo[1]
 
     def plain(self, value: object) -> str:
         """Return the text of a constant of Python."""

@@ -160,10 +160,10 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
         waiting += (value for value in vars(module).values() if isinstance(value, torch.Tensor))
         waiting += (*module._parameters.values(), *module._buffers.values())
         for node in module.graph.nodes:
-            known = [node.meta[name] for name in internals.NODE_VALUES if name in node.meta]
-            if not known and node.op == "placeholder":
+            traced = [node.meta[name] for name in internals.NODE_VALUES if name in node.meta]
+            if not traced and node.op == "placeholder":
                 devices.add("cpu")  # not traced
-            waiting += (*known, *node.args, *node.kwargs.values())
+            waiting += (*traced, *node.args, *node.kwargs.values())
     while waiting:
         value = waiting.pop()
         if isinstance(value, (list, tuple)):
@@ -190,10 +190,10 @@ def current_device(devices: set[str]) -> device | None:
     """
     import torch
 
-    found = devices - {"cpu", "meta", internals.MOVABLE}
-    if len(found) != 1 or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    accelerators = devices - {"cpu", "meta", internals.MOVABLE}
+    if len(accelerators) != 1 or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    device = torch.device(*found)
+    device = torch.device(*accelerators)
     return device if device == internals.current_device(internals.MOVABLE) else None
 
 
@@ -647,10 +647,10 @@ def settings_text(registered_version: RegisteredVersion) -> str | None:
     subject = cast("_Subject", SimpleNamespace(version=registered_version, inputs=(0,)))
     configs = internals.functorch_config.get(), internals.inductor_config.get()
     texts = [internals.options_text(each) for each in configs]
-    found = [find(subject) for _, scopes, find in COMPONENTS if "settings" in scopes]
-    if None in texts or any(isinstance(finding, list) for finding in found):
+    findings = [find(subject) for _, scopes, find in COMPONENTS if "settings" in scopes]
+    if None in texts or any(isinstance(finding, list) for finding in findings):
         return None
-    return "\n".join(map(str, (*texts, *found)))
+    return "\n".join(map(str, (*texts, *findings)))
 
 
 @functools.cache

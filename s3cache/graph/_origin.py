@@ -104,10 +104,10 @@ def origin_of(value: object) -> Origin:
 
 def value_at(module: str, name: str) -> object:
     """Return the object with a qualified name in an imported module, or None."""
-    found: object = sys.modules.get(module)
+    value: object = sys.modules.get(module)
     for segment in name.split("."):
-        found = getattr(found, "__dict__", {}).get(segment)
-    return found
+        value = getattr(value, "__dict__", {}).get(segment)
+    return value
 
 
 def module_of(function: types.FunctionType) -> types.ModuleType | None:
@@ -252,12 +252,12 @@ def _records(site: str, changed_ns: int) -> list[Path]:
 @functools.lru_cache(maxsize=64)
 def _owners(site: str, changed_ns: int) -> dict[str, list[Path]]:
     """Return the lists of files with a package or a module in them, by its name."""
-    found: dict[str, list[Path]] = {}
+    records: dict[str, list[Path]] = {}
     for record in _records(site, changed_ns):
         first = {line.partition(b"/")[0] for line in _lines(record)}  # few, of many lines
         for name in {part.partition(b",")[0].decode() for part in first}:
-            found.setdefault(name, []).append(record)
-    return found
+            records.setdefault(name, []).append(record)
+    return records
 
 
 def _lines(record: Path) -> list[bytes]:

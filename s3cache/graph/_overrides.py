@@ -620,10 +620,10 @@ def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[Bypa
         and_so = "which generates code and" if override.generates else "which"
         message = f"{override.place} {override.how} by {what}, {and_so} {error}"
         yield BypassReason(code, message, fix, target=override.place)
-    for library, found in of_libraries.items():
-        places = ", ".join(sorted(override.place for override, _ in found))
+    for library, replaced in of_libraries.items():
+        places = ", ".join(sorted(override.place for override, _ in replaced))
         message = (
-            f"{library} has replaced {places}, which {found[0][1]}: each process traces its "
+            f"{library} has replaced {places}, which {replaced[0][1]}: each process traces its "
             "graphs again, and shares only the code that is compiled from them"
         )
         yield BypassReason("override", message, target=library)

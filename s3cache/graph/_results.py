@@ -86,10 +86,10 @@ class BypassReason:
 
 def cached_at(codes: Iterable[str]) -> str:
     """Return in words at which level a graph with reasons of these codes is cached."""
-    found = {*codes}
-    if not found:
+    reasons = {*codes}
+    if not reasons:
         return "cached at the first level"
-    is_shared = found.isdisjoint(_BLOCKS_FX_LEVEL)
+    is_shared = reasons.isdisjoint(_BLOCKS_FX_LEVEL)
     return "cached at the second level only" if is_shared else "cannot be cached"
 
 

@@ -345,10 +345,10 @@ def has_flexible_layout(operator: Operator) -> bool:
 def autocast_dtypes(definition: Any) -> Mapping[str, object]:
     """Return the dtypes to which autocast casts inputs of a custom operator, by device type."""
     if installed_release() >= (2, 13):
-        found = definition._autocast_dtype
+        dtypes = definition._autocast_dtype
     else:
-        found = {name: getattr(definition, f"_autocast_{name}_dtype") for name in ("cpu", "cuda")}
-    return {name: dtype for name, dtype in found.items() if dtype is not None}
+        dtypes = {name: getattr(definition, f"_autocast_{name}_dtype") for name in ("cpu", "cuda")}
+    return {name: dtype for name, dtype in dtypes.items() if dtype is not None}
 
 
 @functools.cache

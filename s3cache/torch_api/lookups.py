@@ -71,10 +71,10 @@ def read_quietly(owner: object, name: str, *default: object) -> object:
     Only deprecated options and attributes from a module's ``__getattr__`` warn. Read others
     directly: changing the filters makes Python repeat warnings that it shows once.
     """
-    found = vars(owner) if isinstance(owner, ModuleType) else {}
-    option = (found.get("_config") or {}).get(name)
+    members = vars(owner) if isinstance(owner, ModuleType) else {}
+    option = (members.get("_config") or {}).get(name)
     warns = option is None or getattr(option, "deprecated", False)
-    if not isinstance(owner, ModuleType) or name in found or not warns:
+    if not isinstance(owner, ModuleType) or name in members or not warns:
         return getattr(owner, name, *default)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -83,10 +83,10 @@ def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
     return options
 
 
-def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> None:
-    """Raise :class:`ConfigError` for a name that is not a ``known`` option of ``of``."""
-    names = sorted(known)
-    for name in given:
+def check_names(requested: Iterable[str], allowed: Iterable[str], of: str = "") -> None:
+    """Raise :class:`ConfigError` for a name that is not an ``allowed`` option of ``of``."""
+    names = sorted(allowed)
+    for name in requested:
         if name not in names:
             fix = f"use one of {', '.join(names)}" if names else "it takes no options"
             thing = f"option {name} of {of}" if of else f"option {name}"

@@ -159,10 +159,10 @@ class Functions:
         owners, values, functions = self._noted[attribute]
         numbers = range(len(owners))
         try:
-            found = [*compress(numbers, map(is_not, map(attribute, owners), values))]
+            changed = [*compress(numbers, map(is_not, map(attribute, owners), values))]
         except ValueError:  # a cell was emptied
-            found = [*compress(numbers, map(is_not, map(content_of, owners), values))]
-        for number in found:
+            changed = [*compress(numbers, map(is_not, map(content_of, owners), values))]
+        for number in changed:
             yield owners[number], values[number], functions[number]
 
     def _with_other_keywords(self) -> Iterator[types.FunctionType]:
