@@ -92,13 +92,13 @@ class Family:
         return samples
 
 
-def _leaves(found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the values in nested mappings, with their keys."""
-    if isinstance(found, Mapping):
-        for key, value in found.items():
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
             yield from _leaves(value, (*keys, str(key)))
-    elif found is not None:
-        yield keys, found
+    elif tree is not None:
+        yield keys, tree
 
 
 def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
@@ -199,10 +199,10 @@ class PrometheusCollector:
         for family, samples in () if stats is None else families(stats):
             kind = getattr(core, f"{family.kind.title()}MetricFamily")
             metric = kind(family.prometheus_name, family.text, labels=family.labels)
-            for each in samples:
-                buckets = [("+Inf" if math.isinf(to) else repr(to), n) for to, n in each.buckets]
-                value = (buckets, each.value) if buckets else (each.value,)
-                metric.add_metric([each.labels[label] for label in family.labels], *value)
+            for sample in samples:
+                buckets = [("+Inf" if math.isinf(to) else repr(to), n) for to, n in sample.buckets]
+                value = (buckets, sample.value) if buckets else (sample.value,)
+                metric.add_metric([sample.labels[label] for label in family.labels], *value)
             yield metric
 
 

@@ -144,13 +144,13 @@ def named(function: str) -> Any:
 @functools.cache
 def features() -> tuple[Feature, ...]:
     """Return the features that can be imported, in the order of the list."""
-    found = []
+    declared = []
     with contextlib.suppress(ImportError):
         for name in import_module("s3cache.features").FEATURES:
             with contextlib.suppress(ImportError):
-                found.append(import_module(f"s3cache.features.{name}").FEATURE)
-    PAGES.update({feature.page: (feature.name, "### ") for feature in found if feature.page})
-    return tuple(found)
+                declared.append(import_module(f"s3cache.features.{name}").FEATURE)
+    PAGES.update({feature.page: (feature.name, "### ") for feature in declared if feature.page})
+    return tuple(declared)
 
 
 def kinds() -> tuple[str, ...]:

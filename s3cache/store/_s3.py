@@ -455,10 +455,10 @@ async def _persistently(request: Callable[[], Awaitable[Mapping[str, Any]]]) -> 
         try:
             return (await request())["ETag"]  # empty from Ceph RGW
         except Exception as error:  # noqa: BLE001 - what remains is raised
-            failure, ours = failure or error, translate(error, op="put", store="")
-            if not isinstance(ours, TransientError):
+            failure, translated = failure or error, translate(error, op="put", store="")
+            if not isinstance(translated, TransientError):
                 break
-            logger.info("a part of an upload: %s", ours)
+            logger.info("a part of an upload: %s", translated)
     assert failure is not None
     raise failure
 

@@ -536,10 +536,10 @@ def credentials_source(options: S3Options, timeout_s: float) -> str | None:
         return "the options access_key and secret_key"
     with quiet_libraries():
         try:
-            found = run_on_new_loop(lambda: _load(options, timeout_s, _Programs()))
+            credentials = run_on_new_loop(lambda: _load(options, timeout_s, _Programs()))
         except Exception as error:
             raise translate(error, op="credentials", store=options.url) from error
-    return None if found is None else found.source
+    return None if credentials is None else credentials.source
 
 
 # -- sessions of botocore, and where they may block
