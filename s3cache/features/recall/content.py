@@ -123,10 +123,10 @@ class ContentDescriber:
         kind = type(value)
         if kind in PLAIN_KINDS:
             return _plain(value)
-        known = self._texts.get(id(value))
-        if known is None:
-            known = self._texts[id(value)] = value, self._of(value, role)
-        return known[1]
+        memo = self._texts.get(id(value))
+        if memo is None:
+            memo = self._texts[id(value)] = value, self._of(value, role)
+        return memo[1]
 
     def by_single_keys(self, table: object) -> str | None:
         """Return the text of a table of the process, of which only single keys are read.
@@ -237,14 +237,14 @@ class ContentDescriber:
 
     def _part(self, value: object) -> tuple[str, list[object]] | None:
         """Return the text of one object and the objects it refers to; None if it is not code."""
-        known = self._parts.get(id(value))
-        if known is None:
+        memo = self._parts.get(id(value))
+        if memo is None:
             part = _PartDescriber()
             text = self._described(value, part)
             if text is None:
                 return None
-            known = self._parts[id(value)] = value, text, part.references
-        return known[1], known[2]
+            memo = self._parts[id(value)] = value, text, part.references
+        return memo[1], memo[2]
 
     def _described(self, value: object, part: _PartDescriber) -> str | None:
         if isinstance(value, types.FunctionType):
@@ -282,14 +282,14 @@ class ContentDescriber:
         self.note(code, function.__globals__)
         held = [*map(content_of, function.__closure__ or ())]
         named = sorted((function.__kwdefaults__ or {}).items())
-        given = part.all("", [held, function.__defaults__ or (), named])
+        arguments = part.all("", [held, function.__defaults__ or (), named])
         name = f"{function.__module__}.{function.__qualname__}"
         own = [
             # The attributes of a function of torch have no sources.
             f"{mark}={_Shallow().of(marks[mark])}" if is_torchs or _OF_REGION in mark else mark
             for mark in sorted({*marks} - _MEMOS)
         ]
-        return f"function {name} {_digest_of_code(code)} {given} {own} {_treatment(function)}"
+        return f"function {name} {_digest_of_code(code)} {arguments} {own} {_treatment(function)}"
 
     def note(self, code: types.CodeType, names: dict[str, object]) -> None:
         """Note code and its nested code with the global names that it runs under."""
@@ -415,11 +415,11 @@ def _check_methods(kind: type) -> None:
                 raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that reads a global")
 
 
-def _reads_globals(code: types.CodeType, given: Mapping[str, object]) -> bool:
+def _reads_globals(code: types.CodeType, global_names: Mapping[str, object]) -> bool:
     read = {each.argval for each in dis.get_instructions(code) if each.opname in _GLOBAL_READS}
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    is_pure = read <= _OF_BUILTINS and given.keys().isdisjoint(read)
-    return not is_pure or any(_reads_globals(each, given) for each in inner)
+    inner = [nested for nested in code.co_consts if isinstance(nested, types.CodeType)]
+    is_pure = read <= _OF_BUILTINS and global_names.keys().isdisjoint(read)
+    return not is_pure or any(_reads_globals(nested, global_names) for nested in inner)
 
 
 _GLOBAL_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"})

@@ -90,10 +90,10 @@ def constant_of(row: Any) -> object:
     """Return the constant of a row of :func:`constant_row`."""
     import torch
 
-    kind, *rest = row
+    kind, *values = row
     if kind == "Size":
-        return torch.Size(rest)
-    return torch.device(*rest) if kind == "device" else getattr(torch, rest[0])
+        return torch.Size(values)
+    return torch.device(*values) if kind == "device" else getattr(torch, values[0])
 
 
 # -- the state of the process and of a compile
@@ -151,18 +151,18 @@ def accelerators() -> str:
     """Return the properties of this machine's accelerators that traced code may read."""
     import torch
 
-    found: list[object] = [names.private_device.get()(), names.cudnn_enabled.get()()]
+    properties: list[object] = [names.private_device.get()(), names.cudnn_enabled.get()()]
     for module in (torch.accelerator, torch.xpu, torch.mps, torch.mtia):
-        found.append(module.is_available())
+        properties.append(module.is_available())
     if torch.xpu.is_available():
-        found += map(torch.xpu.get_device_properties, range(torch.xpu.device_count()))
+        properties += map(torch.xpu.get_device_properties, range(torch.xpu.device_count()))
     cuda: Any = torch.cuda
     if torch.version.cuda or torch.version.hip:
-        found.append(cuda.is_available())
+        properties.append(cuda.is_available())
         if cuda.is_initialized():
             device = internals.current_device("cuda")
-            found += [cuda.device_count(), device, internals.device_properties(device)]
-    return str(found)
+            properties += [cuda.device_count(), device, internals.device_properties(device)]
+    return str(properties)
 
 
 def uses_accelerator() -> bool:

@@ -65,12 +65,12 @@ no_tensor_aliasing_sources"""
 
 def guard_row(guard: Any, sources: Sources) -> Plain:
     """Return a guard as a row of a candidate; raise RefusedError if a trace must come first."""
-    made: Any = guard.create_fn
+    create: Any = guard.create_fn
     args: Sequence[object] = ()
     kwargs: Mapping[str, object] = {}
-    if isinstance(made, functools.partial):
-        made, args, kwargs = made.func, made.args, made.keywords
-    kind = made.__name__
+    if isinstance(create, functools.partial):
+        create, args, kwargs = create.func, create.args, create.keywords
+    kind = create.__name__
     if kind in ("TENSOR_MATCH", "NOT_NONE_MATCH"):
         args, kwargs = (), {}  # the only argument is the tensor at the source
     number = sources.number(guard.originating_source)

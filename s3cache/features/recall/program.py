@@ -152,10 +152,10 @@ def difference(here: Facts, recorded: Sequence[Facts]) -> str:
     if shortest is None:
         return "no process has recorded its program"
     label = min(shortest, key=lambda x: (not x.startswith(_FIRM), not x.startswith(_MODULE)))
-    known = label.replace(_MODULE, _SOURCE, 1)
-    if known not in nearest:
+    source_label = label.replace(_MODULE, _SOURCE, 1)
+    if source_label not in nearest:
         return f"{label} is new"
-    return f"{label} is missing" if known not in here else f"{label} has changed"
+    return f"{label} is missing" if source_label not in here else f"{label} has changed"
 
 
 def digest_of_facts(facts: Facts) -> bytes:
@@ -203,17 +203,17 @@ class _UserModule:
         seen = (*scope, *constants.values(), *kinds)
         if self._seen != seen or not self._facts:
             self._seen = seen
-            known = [name for name in scope if not _IGNORED.fullmatch(str(name))]
-            objects = [x for x in known if type(scope[x]) not in _WITHOUT_CONTENT]
+            members = [name for name in scope if not _IGNORED.fullmatch(str(name))]
+            objects = [x for x in members if type(scope[x]) not in _WITHOUT_CONTENT]
             self._objects = [x for x in objects if not str(x).startswith("__")][:_MAX_CONSTANTS]
             self._facts = {
                 f"{_SOURCE}{self._name}": self._source or _digest(_codes(scope)),
-                f"names of {self._name}": _digest(sorted(map(str, known))),
+                f"names of {self._name}": _digest(sorted(map(str, members))),
             }
             if len(constants) > _MAX_CONSTANTS:
                 self._facts[f"constants of {self._name}"] = _digest(_texts(constants))
             else:
-                for name in filter(constants.__contains__, known):
+                for name in filter(constants.__contains__, members):
                     text = f"{type(constants[name]).__name__} {constants[name]!r}"
                     self._facts[f"{name} of {self._name}"] = _digest([text])
         contents = {}
@@ -242,14 +242,14 @@ def _plain_parts(value: Any, seen: set[int], where: str = "") -> Iterator[str]:
     if issubclass(kind, enum.Enum):
         yield f"{where} {value.name}"
     elif issubclass(kind, (list, tuple)):
-        for number, each in enumerate([*value]):
-            yield from _plain_parts(each, seen, f"{where}.{number}")
+        for number, part in enumerate([*value]):
+            yield from _plain_parts(part, seen, f"{where}.{number}")
     elif issubclass(kind, (set, frozenset)):
-        yield f"{where} {sorted(map(repr, (each for each in value if type(each) in _PLAIN)))}"
+        yield f"{where} {sorted(map(repr, (part for part in value if type(part) in _PLAIN)))}"
     elif issubclass(kind, dict):
-        for name, each in [*dict.items(value)]:
+        for name, part in [*dict.items(value)]:
             if type(name) in _PLAIN:
-                yield from _plain_parts(each, seen, f"{where}.{name!r}")
+                yield from _plain_parts(part, seen, f"{where}.{name!r}")
     root = kind.__module__.partition(".")[0]
     if root not in _HOLDERS and (root == "torch" or root in sys.stdlib_module_names):
         return

@@ -118,42 +118,44 @@ def of_call(
     if result is RAISED or tx.f_code is inspect.unwrap.__code__:  # which only bounds its loop
         return
     is_kept = result.is_python_constant()
-    function, given = variable.as_python_constant(), [*args, *kwargs.values()]
+    function, arguments = variable.as_python_constant(), [*args, *kwargs.values()]
     is_folded = is_kept or getattr(variable, "can_constant_fold_through", lambda: True)()
     is_pure = (
         inspect.ismethoddescriptor(function)
         or getattr(function, "__module__", "") in _PURE
-        or (inspect.isbuiltin(function) and bool(given) and function not in names.folded.get())
+        or (inspect.isbuiltin(function) and bool(arguments) and function not in names.folded.get())
     )
-    if is_folded and not is_pure and all(each.is_python_constant() for each in given):
-        values = [(each.as_python_constant(), None) for each in given]
+    if is_folded and not is_pure and all(each.is_python_constant() for each in arguments):
+        values = [(each.as_python_constant(), None) for each in arguments]
         about = ((function, variable.source), (tuple(kwargs), None), *values)
         yield Question("call", about, result.as_python_constant() if is_kept else UNKNOWN)
 
 
 def of_set(result: Any, *_: object, **__: object) -> Iterator[Question]:
     """Refuse a set that a method makes, if the order of its elements has a seed."""
-    found = None if result is RAISED else result.as_python_constant()
-    values = list(found) if isinstance(found, (set, frozenset)) else []
+    constant = None if result is RAISED else result.as_python_constant()
+    values = list(constant) if isinstance(constant, (set, frozenset)) else []
     if len(values) > 1 and not all(isinstance(each, (int, float, complex)) for each in values):
-        raise RefusedError("object", f"makes {found!r}, and the order of a set varies")
+        raise RefusedError("object", f"makes {constant!r}, and the order of a set varies")
     yield from ()
 
 
 def of_identity(result: Any, tx: object, values: Any, _: object) -> Iterator[Question]:
     """Refuse to compare the identity of equal constants, which Python may share or not."""
     left, right = values
-    is_one = left is right or (left.source is not None and left.source == right.source)
+    is_same = left is right or (left.source is not None and left.source == right.source)
     if (
         result is not RAISED
-        and not is_one
+        and not is_same
         and left.is_python_constant()
         and right.is_python_constant()
     ):
-        one, other = left.as_python_constant(), right.as_python_constant()
-        is_shared = type(one) in _SHARED and type(one) is type(other) and one == other
-        if is_shared and not (type(one) is int and -5 <= one <= 256):
-            raise RefusedError("object", f"asks whether {one!r} is another one")
+        constant, other = left.as_python_constant(), right.as_python_constant()
+        is_shared = (
+            type(constant) in _SHARED and type(constant) is type(other) and constant == other
+        )
+        if is_shared and not (type(constant) is int and -5 <= constant <= 256):
+            raise RefusedError("object", f"asks whether {constant!r} is another one")
     yield from ()
 
 
@@ -313,20 +315,20 @@ def _folded_name(function: Any) -> str:
 
 def _read(plain: Plain, sources: Sources) -> object:
     """Return the object of plain data; raise any error if it is not there any more."""
-    kind, *rest = plain
+    kind, *values = plain
     if kind == "constant":
-        return dynamo.constant_of(rest[0])
+        return dynamo.constant_of(values[0])
     if kind == "plain":
-        return sources.argument(rest[0])
+        return sources.argument(values[0])
     if kind == "dict":
-        return {key: _read(item, sources) for key, item in rest[0]}
+        return {key: _read(item, sources) for key, item in values[0]}
     if kind == "module":
-        return sys.modules[rest[0]]
+        return sys.modules[values[0]]
     if kind == "named":
-        if (found := value_at(*rest)) is None:
-            raise LookupError(rest)
-        return found
+        if (named := value_at(*values)) is None:
+            raise LookupError(values)
+        return named
     if kind == "folded":
-        return next(each for each in names.folded.get() if _folded_name(each) == rest[0])
-    value = sources.at(rest[0])
+        return next(each for each in names.folded.get() if _folded_name(each) == values[0])
+    value = sources.at(values[0])
     return type(value) if kind == "type" else value

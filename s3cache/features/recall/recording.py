@@ -143,28 +143,28 @@ class Recording:
         with self.refusing():
             if origin_of(type(optimizer)._init_group).kind != "torch":
                 raise RefusedError("object", "runs a method of an optimizer that is not torch's")
-            (group, *rest), named = variable.get_python_args(*args, **kwargs)
+            (group, *values), named = variable.get_python_args(*args, **kwargs)
             groups = optimizer.param_groups
             number = next(number for number, it in enumerate(groups) if it is group)
-            self.groups.append((variable.source, len(optimizer.state), number, rest, named))
+            self.groups.append((variable.source, len(optimizer.state), number, values, named))
 
     def traced(self, graph: Any, *, filtered: bool) -> None:
         """Store the reads while all objects are unchanged; raise an error to refuse the frame."""
         self._check_trace(graph, filtered=filtered)
         self._graph = graph
-        made = Candidate()
+        candidate = Candidate()
         sources = Sources(self.frame.variables, self.frame.names)
         contents = ContentDescriber()
         guards = [guard for guard in sorted(graph.guards) if not is_of_optimizer(guard)]
-        made.guards = [guard_row(guard, sources) for guard in guards]
-        made.key_order = sorted(map(sources.number, graph.guard_on_key_order))
-        made.groups = [
+        candidate.guards = [guard_row(guard, sources) for guard in guards]
+        candidate.key_order = sorted(map(sources.number, graph.guard_on_key_order))
+        candidate.groups = [
             [sources.number(source), before, number, *map(sources.plain, [args, [*kwargs.items()]])]
             for source, before, number, args, kwargs in self.groups
         ]
-        places = self._describe(self._all_reads(guards), graph, contents, sources, made)
-        for row in made.guards:
-            if row[0] in WHOLE and row[1] not in made.symbols:
+        places = self._describe(self._all_reads(guards), graph, contents, sources, candidate)
+        for row in candidate.guards:
+            if row[0] in WHOLE and row[1] not in candidate.symbols:
                 row[4] = digest(contents.whole(sources.at(row[1])))
         imports: dict[str, str] = dict(graph.import_sources)
         # An earlier attempt to trace the frame may have imported a module.
@@ -172,16 +172,16 @@ class Recording:
             if kind == "GlobalSource" and str(values[0]).startswith(dynamo.IMPORT):
                 imports[values[0]] = sources.at(number).__name__
         imports |= sources.modules
-        made.imports = sorted(map(list, imports.items()))
+        candidate.imports = sorted(map(list, imports.items()))
         code, closure = self.frame.code, self.frame.closure
-        made.dynamic = [
+        candidate.dynamic = [
             [name, places[name], dynamo.varying(code, closure, name, sources.at(places[name]))]
             for name in self.dynamic
             if name in places
         ]
-        self._check_code(graph, contents, made)
-        made.rows = sources.rows
-        self.candidate, self._sources = made, sources
+        self._check_code(graph, contents, candidate)
+        candidate.rows = sources.rows
+        self.candidate, self._sources = candidate, sources
 
     def _check_trace(self, graph: Any, *, filtered: bool) -> None:
         if filtered:
@@ -204,11 +204,11 @@ class Recording:
             without_marks(each) for each, value in self.reads if isinstance(value, torch.nn.Module)
         }
         guarded = [
-            each.originating_source
-            for each in guards
+            guard.originating_source
+            for guard in guards
             if not (
-                each.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT"
-                and without_marks(each.originating_source.base) in modules
+                guard.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT"
+                and without_marks(guard.originating_source.base) in modules
             )
         ]
         reads = [*self.reads, *((each, None) for each in guarded), *_keys_of_tables(self.reads)]
@@ -223,7 +223,7 @@ class Recording:
         graph: Any,
         contents: ContentDescriber,
         sources: Sources,
-        made: Candidate,
+        candidate: Candidate,
     ) -> dict[str, int]:
         """Describe what is read at each place; return the places by Dynamo's names."""
         symbols = {str(source) for source in graph.shape_env.source_to_var}
@@ -237,7 +237,7 @@ class Recording:
         places: dict[str, int] = {}
         seen: set[Source] = set()
         first: dict[int, int] = {}
-        whole = made.read_as_a_whole()
+        whole = candidate.read_as_a_whole()
         for source, value in reads:
             if source in seen or type(source).__name__ in _OF_NO_OBJECT:
                 continue
@@ -250,12 +250,12 @@ class Recording:
             if value is not None and there is not value and not _is_same(there, value):
                 raise RefusedError("source", f"reads {source.name}, which is another object now")
             places[source.name] = number
-            if made.late < 0 and self._is_of_state(source):
-                made.late = len(made.reads)
-            same = first_read(there, first, len(made.reads))
+            if candidate.late < 0 and self._is_of_state(source):
+                candidate.late = len(candidate.reads)
+            same = first_read(there, first, len(candidate.reads))
             if source.name in symbols and type(there) in (int, float):
-                made.symbols.append(number)
-                made.reads.append([number, digest(f"any {type(there).__name__}"), same, 0])
+                candidate.symbols.append(number)
+                candidate.reads.append([number, digest(f"any {type(there).__name__}"), same, 0])
                 continue
             role = OF_OPTIMIZER if id(there) in of_optimizers else self._role(source, there)
             single = None if number in whole else contents.by_single_keys(there)
@@ -263,10 +263,10 @@ class Recording:
             text = contents.of(there, role) if single is None else single
             if not _is_in_no_result(source, codes):
                 check_native(there)
-            made.reads.append([number, digest(text), same, role])
+            candidate.reads.append([number, digest(text), same, role])
             if is_dense(there):
-                known = sizes.get(source) or (list(there.size()), list(there.stride()))
-                made.sizes.append([number, *known])
+                shape = sizes.get(source) or (list(there.size()), list(there.stride()))
+                candidate.sizes.append([number, *shape])
         return places
 
     def note_set(self, variable: Any, items: Iterable[object] = ()) -> None:
@@ -304,7 +304,7 @@ class Recording:
             for state in optimizer.state.values():
                 yield from state.values()
 
-    def _check_code(self, graph: Any, contents: ContentDescriber, made: Candidate) -> None:
+    def _check_code(self, graph: Any, contents: ContentDescriber, candidate: Candidate) -> None:
         """Check that the reads describe all code that took part in the trace."""
         contents.note(self.frame.code, self.frame.names)
         codes = contents.codes
@@ -338,8 +338,10 @@ class Recording:
         if self._reads_environment and (own := next(filter(NOT_COMPARED.match, strings), None)):
             raise RefusedError("source", f"may read {own}, which is not compared")
         read |= {each.__name__: vars(each) for each in contents.modules}
-        made.absent = [[where, sorted(mentioned - read[where].keys())] for where in sorted(read)]
-        made.libraries = sorted(map(list, libraries.items()))
+        candidate.absent = [
+            [where, sorted(mentioned - read[where].keys())] for where in sorted(read)
+        ]
+        candidate.libraries = sorted(map(list, libraries.items()))
         for value in self.sourceless:
             is_known = isinstance(value, enum.Enum) or is_layout(value)
             if internals.is_opaque_type.get()(type(value)) and not is_known:
@@ -354,8 +356,8 @@ class Recording:
 
     def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
         """Return the candidate with the final bytecode of the frame, or raise RefusedError."""
-        made = self.candidate
-        if made is None:
+        candidate = self.candidate
+        if candidate is None:
             raise self.refused or RefusedError("error", "was not traced to its end")
         graph = self._graph
         mentioned = names_in(code)
@@ -363,33 +365,39 @@ class Recording:
         for name in sorted(graph.installed_globals & mentioned):
             value = self.frame.names.get(name)
             if name.startswith(dynamo.COMPILED):
-                if made.compiled:
+                if candidate.compiled:
                     raise RefusedError("graphs", "calls several graphs")
-                made.compiled = names[name] = "__s3cache_compiled"
+                candidate.compiled = names[name] = "__s3cache_compiled"
             elif name.startswith(BUILTINS):
                 names[name] = OWN_BUILTINS
             elif name.startswith(dynamo.RESUME) and isinstance(value, types.FunctionType):
-                names[name] = f"__s3cache_resume_{len(made.resumes)}"
-                made.resumes.append(self._resume(names[name], value))
+                names[name] = f"__s3cache_resume_{len(candidate.resumes)}"
+                candidate.resumes.append(self._resume(names[name], value))
             elif isinstance(value, types.ModuleType) and is_imported(value):
                 names[name] = name_of_module(value)
-                made.imports.append([names[name], value.__name__])
+                candidate.imports.append([names[name], value.__name__])
             elif name not in graph.import_sources:
                 raise RefusedError("global", f"its bytecode needs {name}")
-        self._add_graph(made, has_places=has_places)
-        made.questions = question_rows(self.asked, self._sources, builtins_of(self.frame.names))
+        self._add_graph(candidate, has_places=has_places)
+        candidate.questions = question_rows(
+            self.asked, self._sources, builtins_of(self.frame.names)
+        )
         try:
-            made.code = packed(renamed(code, names), self._constant_row)
+            candidate.code = packed(renamed(code, names), self._constant_row)
         except ValueError as exc:
             others = (x for x in constants_in(code) if type(x) not in (*PLAIN_KINDS, tuple))
             odd = [x for x in others if self._constant_row(x) is None]
             raise RefusedError("constant", f"needs one of {odd} in its bytecode") from exc
-        made.outcome = digest(
+        candidate.outcome = digest(
             repr(
-                [_code_text(renamed(code, names)), made.graphs, [each[0] for each in made.resumes]]
+                [
+                    _code_text(renamed(code, names)),
+                    candidate.graphs,
+                    [each[0] for each in candidate.resumes],
+                ]
             )
         )
-        return made
+        return candidate
 
     def _constant_row(self, value: Any) -> Plain | None:
         """Return a constant of the bytecode as plain data; a class has a source, or is torch's."""
@@ -414,8 +422,8 @@ class Recording:
             code, is_factory = value.__code__, False
         return [placeholder, packed(code, self._constant_row), code.co_name, is_factory]
 
-    def _add_graph(self, made: Candidate, *, has_places: bool) -> None:
-        if not made.compiled:
+    def _add_graph(self, candidate: Candidate, *, has_places: bool) -> None:
+        if not candidate.compiled:
             if self.lookups:
                 raise RefusedError("graphs", "looks up a graph that it does not call")
             return
@@ -426,14 +434,14 @@ class Recording:
         for lookup in self.lookups:
             if lookup.key is None or lookup.reasons:
                 raise RefusedError("second-level", "has a graph without a key of its own")
-            known = [each for each in lookup.sources if each is not None]
-            if self.split is None and len(known) < len(lookup.sources):
+            known_sources = [each for each in lookup.sources if each is not None]
+            if self.split is None and len(known_sources) < len(lookup.sources):
                 raise RefusedError("graphs", "has an input of the graph without a source")
-            numbers = [*map(self._sources.number, known)]
-            made.graphs.append([lookup.key, numbers, lookup.bound])
+            numbers = [*map(self._sources.number, known_sources)]
+            candidate.graphs.append([lookup.key, numbers, lookup.bound])
             values += map(self._sources.at, numbers)
-        made.split = self.split
-        made.facts = [str(has_places), *placement(values, has_places=has_places)]
+        candidate.split = self.split
+        candidate.facts = [str(has_places), *placement(values, has_places=has_places)]
 
 
 def _keys_of_tables(

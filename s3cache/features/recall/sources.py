@@ -125,14 +125,14 @@ class Sources:
         """Return the original of plain data."""
         if not isinstance(value, list):
             return value
-        kind, *rest = value
+        kind, *values = value
         if kind == "source":
-            return self.source(rest[0])
+            return self.source(values[0])
         if kind == "class":
-            return value_at(*rest)
+            return value_at(*values)
         if kind == "enum":
-            return getattr(names.sources.get(), rest[0])[rest[1]]
-        items = [*map(self.argument, rest[0])]
+            return getattr(names.sources.get(), values[0])[values[1]]
+        items = [*map(self.argument, values[0])]
         return tuple(items) if kind == "tuple" else items
 
     def source(self, number: int) -> Source:
