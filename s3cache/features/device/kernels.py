@@ -128,12 +128,12 @@ def triton_files(name: str, device: int) -> object:
     """Return a kernel's files as torch bundles them."""
     directory = os.path.join(internals.triton_directory.get()(device), name)
     make, files = names.triton_file_class.get(), []
-    for each in sorted(os.scandir(directory), key=lambda each: each.name):
-        with open(each, "rb") as file:
+    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+        with open(entry, "rb") as file:
             content = file.read()
-        if each.name.endswith(".json"):
+        if entry.name.endswith(".json"):
             content = content.replace(directory.encode(), b"[REPLACE]")  # as torch does
-        files.append(make(each.name, content))
+        files.append(make(entry.name, content))
     return names.triton_files_class.get()(name, device, files)
 
 

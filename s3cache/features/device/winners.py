@@ -276,10 +276,10 @@ def _sealed(
         bundle,
         kernel_artifacts=[each for name, each in files.items() if name not in lost],
         static_autotuners=[
-            dataclasses.replace(each, kernel=sealed_kernel(each.kernel, tuner))
-            if (tuner := settled.get(each.kernel.kernel_hash)) is not None
-            else each
-            for each in bundle.static_autotuners
+            dataclasses.replace(autotuner, kernel=sealed_kernel(autotuner.kernel, tuner))
+            if (tuner := settled.get(autotuner.kernel.kernel_hash)) is not None
+            else autotuner
+            for autotuner in bundle.static_autotuners
         ],
     )
 
@@ -350,9 +350,9 @@ class FirstLaunches:
 
 def left_by_cpp(graph: CompiledGraph) -> dict[str, tuple[str, str]]:
     """Return the kernels that C++ compiles or measures on a hit: name and reason, by digest."""
-    known = getattr(graph, REMEMBERED, {})
+    remembered = getattr(graph, REMEMBERED, {})
     remaining = {}
     for digest, name in compiled_later(graph.source_code).items():
-        if why := known.get(digest, {LEFT: _NOT_LAUNCHED}).get(LEFT, ""):
+        if why := remembered.get(digest, {LEFT: _NOT_LAUNCHED}).get(LEFT, ""):
             remaining[digest] = (name, why)
     return remaining

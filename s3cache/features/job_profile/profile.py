@@ -245,7 +245,7 @@ class JobProfile:
             )
 
         first = entries.first_name(self._key)
-        found, infos = await asyncio.gather(
+        first_profile, infos = await asyncio.gather(
             read(first), _listed(store, self._key), return_exceptions=True
         )
         # If we may not list, try the first profile alone.
@@ -255,13 +255,13 @@ class JobProfile:
         names, self._outdated = names[:_KEPT], names[_KEPT:]
         others = (read(name) for name in names if name != first)
         read_others = iter(await asyncio.gather(*others, return_exceptions=True))
-        for one in (found if name == first else next(read_others) for name in names):
-            if isinstance(one, (CorruptError, UntrustedError)):
-                self._on_problem(one)
-            elif isinstance(one, BaseException):
-                raise one
-            elif one:
-                self._profiles.append(one)
+        for profile in (first_profile if name == first else next(read_others) for name in names):
+            if isinstance(profile, (CorruptError, UntrustedError)):
+                self._on_problem(profile)
+            elif isinstance(profile, BaseException):
+                raise profile
+            elif profile:
+                self._profiles.append(profile)
 
     async def _fetch(self, likely: Lookups, profiles: list[Lookups]) -> None:
         """Fetch the first entry under each key, then the other variants."""
@@ -339,9 +339,9 @@ def lookups_of(entry: Frame) -> Lookups:
 
 async def _listed(store: Store, key: str) -> list[ObjectInfo]:
     """List the profiles under ``key``, newest first; at most ``4 * _FULL``."""
-    found: list[ObjectInfo] = []
+    profiles: list[ObjectInfo] = []
     async for info in store.list(entries.name_prefix(key)):
-        found.append(info)
-        if len(found) >= 4 * _FULL:
+        profiles.append(info)
+        if len(profiles) >= 4 * _FULL:
             break
-    return sorted(found, key=lambda info: info.modified, reverse=True)
+    return sorted(profiles, key=lambda info: info.modified, reverse=True)

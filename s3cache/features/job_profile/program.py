@@ -29,13 +29,13 @@ def program_key() -> LabelledKey:
     Return an empty one if the process runs no file, or is interactive.
     """
     script, *arguments = sys.argv or [""]
-    if hasattr(sys, "ps1") or (found := _program(script)) is None:
+    if hasattr(sys, "ps1") or (program := _program(script)) is None:
         return LabelledKey()
     process, torch = sys.modules.get("multiprocessing.process"), ""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch = importlib.metadata.version("torch")
     parts: dict[str, object] = {
-        "program": [*found, os.path.basename(script)],
+        "program": [*program, os.path.basename(script)],
         "arguments": sorted({*filter(None, map(_argument_name, arguments))}),
         "rank": os.environ.get("RANK", ""),
         "process": process.current_process().name if process else "MainProcess",

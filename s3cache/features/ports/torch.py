@@ -49,13 +49,13 @@ def _backend(*, measured: bool) -> type[Any]:
 
     class Backend(names.remote_cache_backend.get()):  # type: ignore[misc]
         def _get(self, key: str) -> bytes | None:
-            found = files.get(ours) if (ours := key_of(key)) else None
-            return None if found is None else found.get(_FILE)
+            content = files.get(own_key) if (own_key := key_of(key)) else None
+            return None if content is None else content.get(_FILE)
 
         def _put(self, key: str, data: bytes) -> None:
-            if ours := key_of(key):
-                variant = files.put(ours, key, {_FILE: data}, instead_of=variants.get(ours))
+            if own_key := key_of(key):
+                variant = files.put(own_key, key, {_FILE: data}, instead_of=variants.get(own_key))
                 if variant is not None:
-                    variants[ours] = variant
+                    variants[own_key] = variant
 
     return Backend

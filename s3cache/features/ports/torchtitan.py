@@ -38,10 +38,10 @@ class Storage:
 
     def load(self, key: str) -> bytes:
         """Return the newest artifact; raise :class:`FileNotFoundError` if there is none."""
-        found = _files.get(self._key_of(key))
-        if found is None or _FILE not in found:
+        content = _files.get(self._key_of(key))
+        if content is None or _FILE not in content:
             raise FileNotFoundError(f"no artifact of {self._name} is under the key {key!r}")
-        return found[_FILE]
+        return content[_FILE]
 
     def exists(self, key: str) -> bool:
         """Return whether there is an artifact that can be loaded."""

@@ -95,11 +95,11 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return the paths of a kernel's files; fetch those that are not here."""
         _held.release(published=False)  # the last kernel of this thread did not compile
-        found: dict[str, str] | None = super().get_group(filename)
-        if found is None and self._has_kernel and self._fetch(filename, is_group=True):
+        paths: dict[str, str] | None = super().get_group(filename)
+        if paths is None and self._has_kernel and self._fetch(filename, is_group=True):
             _held.release(published=True)  # this process waited, and others wait for it
-            found = super().get_group(filename)
-        return found
+            paths = super().get_group(filename)
+        return paths
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
         """Store the list of a group's files, and share the files."""
@@ -110,10 +110,10 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
 
     def get_file(self, filename: str) -> str | None:
         """Return the path of one file; fetch it if such files are shared."""
-        found: str | None = super().get_file(filename)
-        if found is None and self._is_plain and self._fetch(filename):
-            found = super().get_file(filename)
-        return found
+        path: str | None = super().get_file(filename)
+        if path is None and self._is_plain and self._fetch(filename):
+            path = super().get_file(filename)
+        return path
 
     def put(self, data: object, filename: str, binary: bool = True) -> str:
         """Store one file, and share it if such files are shared."""

@@ -47,22 +47,23 @@ class EagerBackward:
     def _make_autograd_function(
         self, original: Function[object], *args: object, **kwargs: object
     ) -> object:
-        given = inspect.signature(original).bind(*args, **kwargs)
+        call = inspect.signature(original).bind(*args, **kwargs)
         compile_ = self._session.compiles.current()
         is_awaited = compile_ is not None and self._is_claimed(compile_.key)
         # torch has already lowered a backward with sizes as inputs.
-        if compile_ is not None and is_awaited and given.arguments["compiled_bw_func"] is None:
-            self._lower(compile_, given.arguments)
-        return original(*given.args, **given.kwargs)
+        if compile_ is not None and is_awaited and call.arguments["compiled_bw_func"] is None:
+            self._lower(compile_, call.arguments)
+        return original(*call.args, **call.kwargs)
 
-    def _lower(self, compile_: Compile, given: AutogradArguments) -> None:
+    def _lower(self, compile_: Compile, arguments: AutogradArguments) -> None:
         """Lower a backward, save the entry, and give torch a function that returns it later."""
         import torch
 
         lower, save, late = (
-            given[name] for name in ("bw_compiler", "try_save_cache_entry", "lazy_backward_info")
+            arguments[name]
+            for name in ("bw_compiler", "try_save_cache_entry", "lazy_backward_info")
         )
-        config, metadata, session = given["aot_config"], given["fw_metadata"], self._session
+        config, metadata, session = arguments["aot_config"], arguments["fw_metadata"], self._session
         options, version_of = session.state.options, session.keys.version_of
         donated = metadata.bw_donated_idxs
         try:
@@ -90,4 +91,4 @@ class EagerBackward:
             return eager if is_same else lower(module, values)
 
         internals.hide(lower_late)
-        given.update(bw_compiler=lower_late, try_save_cache_entry=None)
+        arguments.update(bw_compiler=lower_late, try_save_cache_entry=None)

@@ -158,14 +158,14 @@ def _describe_in_child(variables: Mapping[str, str]) -> dict[str, Any]:
         check=False,
     )
     try:
-        found: dict[str, Any] = json.loads(ended.stdout)
+        description: dict[str, Any] = json.loads(ended.stdout)
     except ValueError:
         said = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
         fix = "compile on a machine that has the GPU"
         raise ConfigError(
             "the stand-in for the GPU", f"does not work here: {said[-1]}", fix
         ) from None
-    return found
+    return description
 
 
 def _compare(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
