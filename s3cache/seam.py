@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -64,6 +65,21 @@ class Launch:
         return f"{self.word} {self.number}" if self.number else ""
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """The environment variables that a launcher sets in each process of a job.
+
+    Attributes:
+        word: what a process is called.
+        number: has the number of the process.
+        job: are equal in all processes of the job, and perhaps in those of a later job.
+    """
+
+    word: str
+    number: str
+    job: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     """What the core knows of a feature. Functions are named like entry points, ``module:name``.
@@ -85,7 +101,7 @@ class Feature:
         reports: gets runs; returns data for a report, and lines. It may read what the feature left
             in ``Record.notes``.
         in_words: describes its counts in the summary.
-        launch: what a launcher that the feature knows says of this process.
+        launcher: the launcher that the feature knows.
         waits: called at the end of ``import torch`` if the environment names a cache; returns a
             function that stops waiting.
         begins: called with each :class:`~s3cache.cache.Engine` that opens, and again in a fork; its
@@ -112,7 +128,7 @@ class Feature:
     reports: str = ""
     in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
     is_used: Callable[[Any], bool] = lambda _: True
-    launch: Callable[[], Launch | None] = lambda: None
+    launcher: Launcher | None = None
     waits: str = ""
     begins: str = ""
     installs: str = ""
@@ -171,7 +187,11 @@ def hints() -> tuple[str, ...]:
 
 def launch() -> Launch:
     """Return what the launcher of this process says of it."""
-    return next(filter(None, (feature.launch() for feature in features())), Launch())
+    launcher = next((feature.launcher for feature in features() if feature.launcher), None)
+    if launcher is None:
+        return Launch()
+    job = " ".join(os.environ.get(name, "") for name in launcher.job)
+    return Launch(launcher.word, os.environ.get(launcher.number, ""), job)
 
 
 class _Event(Generic[P, R]):

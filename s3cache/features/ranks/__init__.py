@@ -10,29 +10,25 @@ must agree.
 
 from __future__ import annotations
 
-import os
-
 from s3cache.errors import Reason
-from s3cache.seam import Feature, Launch
+from s3cache.seam import Feature, Launcher
 
 MISSED = Reason.declare(
     "ranks", "another rank of the job missed, and all ranks compile together", is_expected=True
 )
 
-_OF_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-
-
-def _launch() -> Launch:
-    """Return what torchrun, or a launcher like it, has set."""
-    job = " ".join(os.environ.get(name, "") for name in _OF_JOB)
-    return Launch("rank", os.environ.get("RANK", ""), job)
-
+# torchrun, and launchers like it.
+_LAUNCHER = Launcher(
+    word="rank",
+    number="RANK",
+    job=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+)
 
 FEATURE = Feature(
     name="ranks",
     does="making ranks agree on hits",
     reasons=(MISSED,),
-    launch=_launch,
+    launcher=_LAUNCHER,
     installs=f"{__name__}.install:install",
     torch=f"{__name__}.names",
 )
