@@ -351,14 +351,6 @@ def autocast_dtypes(definition: Any) -> Mapping[str, object]:
     return {name: dtype for name, dtype in dtypes.items() if dtype is not None}
 
 
-@functools.cache
-def built_in() -> str:
-    """Return the directory in which torch's own C++ was built; ``""`` if it is not known."""
-    defined = names.DEFINED_AT.search(names.dispatch_dump.get()("aten::relu"))
-    root, found, _ = (defined[1] if defined else "").partition("build/aten/")
-    return root if found else ""
-
-
 def sharding_rules(kind: type) -> list[tuple[object, object]]:
     """Return the rules of operators on distributed tensors of this class, by operator."""
     propagator = getattr(getattr(kind, "_op_dispatcher", None), "sharding_propagator", None)

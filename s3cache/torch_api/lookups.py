@@ -92,6 +92,14 @@ def torch_directory() -> str:
     return os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
+@functools.cache
+def built_in() -> str:
+    """Return the directory in which torch's own C++ was built; ``""`` if it is not known."""
+    defined = names.DEFINED_AT.search(names.dispatch_dump.get()("aten::relu"))
+    root, found, _ = (defined[1] if defined else "").partition("build/aten/")
+    return root if found else ""
+
+
 def is_kept_from_dynamo(function: object, inner: object) -> bool:
     """Return whether ``function`` only hides ``inner`` from Dynamo.
 
