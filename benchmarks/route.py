@@ -1,10 +1,12 @@
-"""List the files of s3cache that run for a miss, and for a hit from the remote.
+"""List the files of s3cache that run for a miss, for a hit from the remote, and for recall.
 
-Two fresh machines (processes with their own home and caches) share a directory. Each compiles and
-runs one small training step; the second hits the entry that the first has saved. A file counts if
-one of its functions runs, on any thread, from the call of the compiled function to the end of its
-backward, or for the miss to the end of the upload. So does each pair of files if one calls the
-other. torch's compiler is imported before, so that turning the cache on does not count.
+Fresh machines (processes with their own home and caches) share a directory. Each compiles and runs
+one small training step; the second hits the entry that the first has saved. Both run without
+recall, as torch traces a frame before it looks a graph up. The last machine recalls the frame that
+one before it has traced, and hits the graph in it. A file counts if one of its functions runs, on
+any thread, from the call of the compiled function to the end of its backward, or for the miss to
+the end of the upload. So does each pair of files if one calls the other. torch's compiler is
+imported before, so that turning the cache on does not count.
 
 Fewer files are not better by themselves, but a reader who follows a hit has to open all of them.
 """
@@ -92,24 +94,33 @@ def _file(code: CodeType) -> str | None:
 
 
 def routes() -> dict[str, Route]:
-    """Return the routes of a miss and of a hit from the remote."""
+    """Return the routes of a miss, of a hit from the remote, and of a frame that is recalled."""
     with tempfile.TemporaryDirectory(prefix="s3cache-route-") as root:
-        return {what: _machine(Path(root), what) for what in ("miss", "hit")}
+        found = {what: _machine(Path(root), what) for what in ("miss", "hit", "trace", "recall")}
+    del found["trace"]
+    return found
 
 
 def _machine(root: Path, what: str) -> Route:
-    variables = {"PYTHONPATH": str(_ROOT), "PYTHONWARNINGS": "ignore", "S3CACHE_JOB_PROFILES": "1"}
+    is_recall = what in ("trace", "recall")
+    variables = {"PYTHONPATH": str(_ROOT), "PYTHONWARNINGS": "ignore"}
     variables |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    variables |= {"S3CACHE_RECALL": "on" if is_recall else "off"}
+    # A job profile would fetch the entries of the same program before their lookup.
+    variables |= {"S3CACHE_JOB_PROFILES": "0" if is_recall else "1"}
     machine = Machine(root / what, **variables)
-    found = machine.call("benchmarks.route:_record", f"file://{root}/remote?create=1", what).result
-    return Route([Stop(**each) for each in found["stops"]], {(a, b) for a, b in found["edges"]})
+    result = machine.call("benchmarks.route:_record", f"file://{root}/remote?create=1", what).result
+    stops, edges = result["stops"], result["edges"]
+    return Route([Stop(**stop) for stop in stops], {(a, b) for a, b in edges})
 
 
 def _record(url: str, what: str) -> dict[str, Any]:
     """Run the step on this machine; return its route as JSON."""
     recorder = Recorder()
     # Another option makes another program: no job profile fetches its entry before the lookup.
-    sys.argv.append(f"--{what}")
+    sys.argv.append("--recall" if what == "trace" else f"--{what}")
+    # No frame is recalled under a profiler. That it runs our functions changes nothing here.
+    sys.getprofile = lambda: None
 
     import s3cache
     from s3cache.features.job_profile import profile
@@ -124,19 +135,24 @@ def _record(url: str, what: str) -> dict[str, Any]:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
     step, batch = torch.compile(model), torch.randn(4, 8)
     cache.flush()  # the remote is open and idle
-    while not cache.engine.parts["job_profile"].is_known:
+    while (part := cache.engine.parts.get("job_profile")) is not None and not part.is_known:
         time.sleep(0.01)
 
     recorder.start()
     step(batch).sum().backward()
-    if what == "miss":
+    if what in ("miss", "trace"):
         cache.flush()
     recorder.on = False
 
     stats = cache.stats()
-    counts = (sum(stats.misses.values()), stats.hits["remote"])
-    assert counts == ((1, 0) if what == "miss" else (0, 1)), stats
+    counts = sum(stats.misses.values()), stats.hits["remote"], stats.features["recall"]["recalled"]
+    # The graph of a frame has the key of the same graph in any program: `trace` hits.
+    assert counts == _COUNTS[what], stats
     return {**asdict(recorder.route), "edges": sorted(recorder.route.edges)}
+
+
+# Misses, hits from the remote, and recalled frames.
+_COUNTS = {"miss": (1, 0, 0), "hit": (0, 1, 0), "trace": (0, 1, 0), "recall": (0, 1, 1)}
 
 
 if __name__ == "__main__":
