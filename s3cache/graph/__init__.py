@@ -6,6 +6,7 @@ from s3cache.graph._describe import Component as Component
 from s3cache.graph._describe import Describer as Describer
 from s3cache.graph._describe import UnidentifiedError as UnidentifiedError
 from s3cache.graph._describe import call_nodes as call_nodes
+from s3cache.graph._describe import code_digest as code_digest
 from s3cache.graph._describe import code_fingerprint as code_fingerprint
 from s3cache.graph._graph import code_on as code_on
 from s3cache.graph._graph import placement as placement
@@ -44,4 +45,3 @@ from s3cache.graph._user_code import forget_kernels as forget_kernels
 from s3cache.graph._user_code import operators_with_others_rules as operators_with_others_rules
 from s3cache.graph._user_code import record_kernel as record_kernel
 from s3cache.graph._user_code import subclass_text as subclass_text
-from s3cache.util.snapshot import code_digest as code_digest

@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 import _s3cache_process
 from s3cache.graph._origin import NATIVE, is_code, is_plain, origin_of, wrapped_parts
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import ABSENT, CALLS, code_digest, constant_text, content_of
+from s3cache.util.snapshot import ABSENT, CALLS, content_of
 
 if TYPE_CHECKING:
     from torch import device
@@ -304,6 +304,41 @@ def _digest_of_file(path: str) -> str:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()[:32]
     return ""
+
+
+# -- text of code and constants, equal in every process
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Return a digest of compiled code without its location and the names of its variables.
+
+    Names of arguments are included, because callers may use them.
+    """
+    words: list[object] = [
+        code.co_code.hex(),
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount],
+        code.co_flags,
+        len(code.co_varnames),
+        getattr(code, "co_exceptiontable", b"").hex(),
+        code.co_names,
+        [constant_text(constant) for constant in code.co_consts],
+    ]
+    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def constant_text(value: object) -> str:
+    """Return the text of a constant; the order of a set differs by process."""
+    if isinstance(value, types.CodeType):
+        return code_digest(value)
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__} {sorted(map(constant_text, value))}"
+    if type(value) in (tuple, list):
+        return f"{type(value).__name__} {list(map(constant_text, cast('list[object]', value)))}"
+    if type(value) is dict:
+        return f"dict {[*map(constant_text, value.items())]}"
+    return f"{type(value).__name__} {value!r}"
 
 
 def code_fingerprint(code: types.CodeType) -> str:

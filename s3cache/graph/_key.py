@@ -37,7 +37,6 @@ from s3cache.graph._overrides import overrides
 from s3cache.graph._results import BypassReason, Finding, suggested_fix
 from s3cache.graph._safety import described_passes
 from s3cache.torch_api import AnyObject, Fields, internals
-from s3cache.util.snapshot import constant_text
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -87,7 +86,7 @@ def read(names: str, **more: object) -> str:
 def _fields(values: Mapping[str, object]) -> str:
     containers = (tuple, list, dict, set, frozenset)
     return " ".join(
-        f"{name}={constant_text(value) if isinstance(value, containers) else repr(value)}"
+        f"{name}={describe.constant_text(value) if isinstance(value, containers) else repr(value)}"
         for name, value in values.items()
     )
 

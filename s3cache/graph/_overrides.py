@@ -584,7 +584,7 @@ def _text(override: Override, registered: RegisteredVersion, *, traced: bool) ->
             raise UnidentifiedError(why, value)
         return f"not called: {describe.rough_identity(value, registered)}"
     if override.how == _ALTERED and isinstance(value, FunctionType):
-        return snapshot.code_digest(value.__code__)
+        return describe.code_digest(value.__code__)
     return describe.rough_identity(value, registered)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
-import hashlib
 import os
 import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, compress
 from operator import attrgetter, is_, is_not, ne
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar
 
 #: The marker for a missing object.
 ABSENT = object()
@@ -26,9 +25,7 @@ _T = TypeVar("_T")
 _HOLDERS = (staticmethod, classmethod, types.MethodType)
 _KINDS = frozenset((types.FunctionType, property, *_HOLDERS))  # functions, and their wrappers
 _Attribute: TypeAlias = "attrgetter[Any]"
-_code, _defaults, _keywords, _content = map(
-    attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "cell_contents")
-)
+_code, _defaults, _content = map(attrgetter, ("__code__", "__defaults__", "cell_contents"))
 
 
 def are_identical(some: Collection[object], others: Collection[object]) -> bool:
@@ -94,9 +91,10 @@ class Functions:
         # By attribute: the owners, the values, and their functions. Only existing defaults are
         # recorded: adding defaults to another function does not change calls that worked.
         self._noted: dict[_Attribute, tuple[list[Any], list[Any], list[Any]]] = {
-            attribute: ([], [], []) for attribute in (_code, _defaults, _keywords, _content)
+            attribute: ([], [], []) for attribute in (_code, _defaults, _content)
         }
-        self._in_keywords: list[tuple[object, ...]] = []  # copies of names and values
+        # Functions with names and values of defaults in a dictionary.
+        self._keywords: list[tuple[types.FunctionType, list[object]]] = []
         self._rebound: dict[int, bool] = {}  # whether a function assigns to a cell, by id
         self.lock = threading.RLock()  # any thread may import a module
 
@@ -123,8 +121,7 @@ class Functions:
         if function.__defaults__:
             self._note(_defaults, function, function)
         if function.__kwdefaults__:
-            self._note(_keywords, function, function)
-            self._in_keywords.append(_inside(function))
+            self._keywords.append((function, _keywords_of(function)))
         for cell in function.__closure__ or ():
             content = content_of(cell)
             if id(cell) not in self._seen and content is not ABSENT:
@@ -148,7 +145,9 @@ class Functions:
             for function, defaults, _ in self._differing(_defaults):
                 if not are_identical(function.__defaults__ or (), defaults):
                     functions.append(function)
-            functions += self._with_other_keywords()
+            for function, keywords in self._keywords:
+                if not are_identical(_keywords_of(function), keywords):
+                    functions.append(function)
             for cell, _, function in self._differing(_content):
                 if not self._is_rebound(cell, function):
                     functions.append(function)
@@ -164,16 +163,6 @@ class Functions:
             changed = [*compress(numbers, map(is_not, map(content_of, owners), values))]
         for number in changed:
             yield owners[number], values[number], functions[number]
-
-    def _with_other_keywords(self) -> Iterator[types.FunctionType]:
-        functions, noted, _ = self._noted[_keywords]
-        items = chain.from_iterable(chain.from_iterable(map(dict.items, noted)))
-        is_same = are_identical([*items], [*chain.from_iterable(self._in_keywords)])
-        if is_same and not [*self._differing(_keywords)]:
-            return
-        for function, inside in zip(functions, self._in_keywords, strict=True):
-            if not are_identical(_inside(function), inside):
-                yield function
 
     def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
         """Return True if one of the variable's functions assigns to it, as its own state."""
@@ -216,8 +205,9 @@ _BINDING = frozenset(
 )
 
 
-def _inside(function: types.FunctionType) -> tuple[object, ...]:
-    return tuple(chain.from_iterable((function.__kwdefaults__ or {}).items()))
+def _keywords_of(function: types.FunctionType) -> list[object]:
+    keywords = function.__kwdefaults__ or {}
+    return [*keywords, *keywords.values()]
 
 
 class Calls:
@@ -356,38 +346,3 @@ os.register_at_fork(  # so that the lock is free in a child, and the lists are c
     after_in_parent=FUNCTIONS.lock.release,
     after_in_child=FUNCTIONS.lock.release,
 )
-
-
-# -- text of code and constants, equal in every process
-
-
-def code_digest(code: types.CodeType) -> str:
-    """Return a digest of compiled code without its location and the names of its variables.
-
-    Names of arguments are included, because callers may use them.
-    """
-    words: list[object] = [
-        code.co_code.hex(),
-        code.co_argcount,
-        code.co_posonlyargcount,
-        code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount],
-        code.co_flags,
-        len(code.co_varnames),
-        getattr(code, "co_exceptiontable", b"").hex(),
-        code.co_names,
-        [constant_text(constant) for constant in code.co_consts],
-    ]
-    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-def constant_text(value: object) -> str:
-    """Return the text of a constant; the order of a set differs by process."""
-    if isinstance(value, types.CodeType):
-        return code_digest(value)
-    if isinstance(value, (set, frozenset)):
-        return f"{type(value).__name__} {sorted(map(constant_text, value))}"
-    if type(value) in (tuple, list):
-        return f"{type(value).__name__} {list(map(constant_text, cast('list[object]', value)))}"
-    if type(value) is dict:
-        return f"dict {[*map(constant_text, value.items())]}"
-    return f"{type(value).__name__} {value!r}"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import Snapshot, are_identical
+from s3cache.util.snapshot import Functions, Snapshot, are_identical
 from tests.support.marks import examples
 
 
@@ -76,3 +76,26 @@ def test_attributes_of_classes_and_objects_and_items_of_lists_are_watched() -> N
         items[0] = number
         assert snapshot.changed() == ["list"]
     assert snapshot.changed() == []
+
+
+def test_other_defaults_of_a_function_are_reported_until_they_are_put_back() -> None:
+    """Also if a dictionary of defaults is written to in place. An equal value is another value."""
+
+    def function(first: object = 1, *, second: object = 1) -> None: ...
+
+    functions = Functions()
+    functions.add([function])
+    assert functions.changed() == []
+    keywords = function.__kwdefaults__ or {}
+    keywords["second"] = True
+    assert functions.changed() == [function]
+    keywords["second"] = 1
+    assert functions.changed() == []
+    for name, other in (("__kwdefaults__", {"second": 1.0}), ("__defaults__", (True,))):
+        before = getattr(function, name)
+        setattr(function, name, other)
+        assert functions.changed() == [function]
+        setattr(function, name, None)
+        assert functions.changed() == [function]
+        setattr(function, name, before)
+        assert functions.changed() == []
