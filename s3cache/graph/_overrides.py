@@ -574,8 +574,6 @@ def _text(override: Override, registered: RegisteredVersion, *, traced: bool) ->
         if override.how in (_ALTERED, _AS_A_WHOLE):
             raise UnidentifiedError("may do anything", value)
         return identity(value, registered)
-    if isinstance(value, type) and not is_third_party(value):
-        return describe.qualified_name(value)  # such as torch.Storage with another default dtype
     if override.how == _REPLACED and _is_torchs(value):
         return identity(value, registered)
     if not traced:

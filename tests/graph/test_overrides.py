@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch._decomp
@@ -176,6 +177,7 @@ def test_parts_of_torch_in_other_places_are_in_the_key_of_the_first_level(tmp_pa
     changes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [
         lambda: put(torch.Tensor, "softmax", torch.Tensor.log_softmax),
         lambda: put(torch, "relu", torch.sigmoid),
+        lambda: put(torch, "Storage", torch.DoubleStorage),  # as another default dtype does
         lambda: put(operators.silu, "default", operators.relu.default),
         lambda: put(operators.silu, "default"),
         lambda: put(operators, "silu", operators.relu),
@@ -284,6 +286,7 @@ if installed_release() < (2, 15):  # 2.15 cannot trace a normalization with thes
 ALTERED: dict[str, list[Callable[[], contextlib.AbstractContextManager[None]]]] = {
     "names": [
         lambda: put(torch, "finfo", type("finfo", (), {})),
+        lambda: put(torch, "finfo", np.finfo),
         lambda: put(F, "hardtanh", torch._refs.nn.functional.hardtanh),  # of torch, with its name
     ],
     "code": [
