@@ -188,7 +188,7 @@ class Recorder:
                 thread.start()
                 self._thread = thread
 
-    def transferred(self, step: TransferEvent) -> None:
+    def record_transfer(self, step: TransferEvent) -> None:
         """Record an ended upload or download as an event; a retry starts a new one."""
         which = step.direction, step.name
         if step.step == "started":

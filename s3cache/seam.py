@@ -218,10 +218,10 @@ class _Event(Generic[P, R]):
         try:
             return function(*args, **kwargs)
         except Exception as exc:  # noqa: BLE001 - the program goes on without the feature
-            self._failed(function, exc)
+            self._turn_off(function, exc)
             return None
 
-    def _failed(self, function: Callable[P, R], error: Exception) -> None:
+    def _turn_off(self, function: Callable[P, R], error: Exception) -> None:
         """Turn a subscriber off that has failed; raise what the program must see."""
         if self._strict or isinstance(error, MissError):
             raise error
@@ -269,5 +269,5 @@ class Span(_Event[P, contextlib.AbstractContextManager[object]]):
                     try:
                         stack.enter_context(context)
                     except Exception as exc:  # noqa: BLE001 - as in _call
-                        self._failed(function, exc)
+                        self._turn_off(function, exc)
             yield

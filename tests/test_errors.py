@@ -102,7 +102,7 @@ def test_a_lack_of_memory_or_descriptors_is_the_reason_for_any_outer_error(
 
 def test_a_warning_ends_with_the_command_that_explains_it(caplog: pytest.LogCaptureFixture) -> None:
     error = AccessDeniedError("not allowed")
-    Problems(strict=False).met("place", "it was not done", error)
+    Problems(strict=False).raise_or_warn("place", "it was not done", error)
     assert caplog.messages == [f"it was not done: {error} (s3cache explain denied)"]
 
 

@@ -61,7 +61,7 @@ def test_a_transfer_is_one_event_from_its_last_start_to_its_end(tmp_path: Path) 
         "d": ("done",),
     }.items():
         for step in steps:
-            recorder.transferred(TransferEvent("download", cast("Step", step), name, 5))
+            recorder.record_transfer(TransferEvent("download", cast("Step", step), name, 5))
     recorder.add(MISS)
     recorder.close(LONG_S)
     events = read_run(str(tmp_path), recorder.run).events

@@ -287,7 +287,7 @@ class CandidateLookup(AbstractContextManager["CandidateLookup"]):
             self._rejected += isinstance(exc, CorruptError)
             if self._error is None:
                 self._error, self._reason = exc, reason_for(exc)
-            self._problems.met("lookup", "a lookup failed and counts as a miss", exc)
+            self._problems.raise_or_warn("lookup", "a lookup failed and counts as a miss", exc)
         return None
 
 
@@ -333,7 +333,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.local = LocalTier(disk, self._counters, self.problems, self._replaceable, trust)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
-            self._listeners.subscribe(self._records.transferred)
+            self._listeners.subscribe(self._records.record_transfer)
         self._remote: RemoteTier | None = None
         self._uploads: Uploads | None = None
         self._forget_exit = before_exit(self._at_exit)
@@ -401,7 +401,7 @@ class Engine(AbstractContextManager["Engine"]):
             remote = self.remote_now()
             return Prefetch([]) if remote is None else remote.prefetch(names)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self.problems.met("prefetch", "nothing can be prefetched", exc)
+            self.problems.raise_or_warn("prefetch", "nothing can be prefetched", exc)
             failed = Prefetch(names)
             failed.count(failed=len(failed.names), error=exc)
             return failed
@@ -635,7 +635,7 @@ class Engine(AbstractContextManager["Engine"]):
         try:
             return self.remote_now(), None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self.problems.met("remote", "the remote cannot be opened", exc)
+            self.problems.raise_or_warn("remote", "the remote cannot be opened", exc)
             return None, exc
 
     # -- for torch's hooks and features
@@ -678,7 +678,7 @@ class Engine(AbstractContextManager["Engine"]):
             if self.settings.mode != "read-only":
                 self.local.discard(entry)  # it may have been fetched under the other name
         except Exception as exc:  # noqa: BLE001 - the former entry is as right
-            self.problems.met("save", "an entry could not be replaced", exc)
+            self.problems.raise_or_warn("save", "an entry could not be replaced", exc)
 
     def withdraw(self, key: str, variant: str) -> None:
         """Remove an entry that was saved here and is delayed, unless its upload is under way."""
@@ -689,7 +689,9 @@ class Engine(AbstractContextManager["Engine"]):
             else:
                 is_removed = self.local.write(lambda disk: disk.delete(name))
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
-            self.problems.met("local", "an entry that was replaced cannot be removed", exc)
+            self.problems.raise_or_warn(
+                "local", "an entry that was replaced cannot be removed", exc
+            )
         else:
             if is_removed:
                 self.events.dropped.tell(key, variant)

@@ -235,10 +235,10 @@ def _record_of(site: str, package: str) -> tuple[Path, list[bytes]] | None:
     # A distribution of the same name is the first. Reading all lists takes long.
     named = [each for each in records if each.parent.name.lower().partition("-")[0] == own]
     for record in named:
-        if listed := _listed(record, package):
+        if listed := _lines_about(record, package):
             return record, listed
     for record in _owners(site, changed_ns).get(package, ()):
-        if listed := _listed(record, package):
+        if listed := _lines_about(record, package):
             return record, listed
     return None
 
@@ -267,7 +267,7 @@ def _lines(record: Path) -> list[bytes]:
         return []
 
 
-def _listed(record: Path, package: str) -> list[bytes]:
+def _lines_about(record: Path, package: str) -> list[bytes]:
     """Return the lines about the files of a package, without compiled files.
 
     Machines record these differently, or not at all.

@@ -368,7 +368,7 @@ async def verify(scan: Scan, advance: _Advance) -> BatchResult:
     """Read every entry completely, and check all digests, its name, and its signatures."""
 
     async def verify_item(item: Item) -> str:
-        return "done" if await _verified(scan.place, item) else "gone"
+        return "done" if await _read_verified(scan.place, item) else "gone"
 
     return await _for_all(scan, verify_item, advance)
 
@@ -441,7 +441,7 @@ async def copy(scan: Scan, target: EntryLocation, advance: _Advance) -> BatchRes
             head = await read_head(source.store, item.name, admit)
             if head is not None and await has(item.place, head):
                 return "present"
-            if (entry := await _verified(source, item)) is None:
+            if (entry := await _read_verified(source, item)) is None:
                 return "gone"
             if target.is_local:
                 await target.store.put(item.place, entry.data)
@@ -456,7 +456,7 @@ async def copy(scan: Scan, target: EntryLocation, advance: _Advance) -> BatchRes
     return await _for_all(scan, copy_item, advance)
 
 
-async def _verified(place: EntryLocation, item: Item) -> Frame | None:
+async def _read_verified(place: EntryLocation, item: Item) -> Frame | None:
     data = await place.store.get(item.name)
     if data is None:
         return None

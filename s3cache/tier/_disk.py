@@ -261,7 +261,7 @@ class DiskTier:
     # -- writing
 
     def put_pending(self, name: str, data: Buffer, *, once: bool = False) -> bool:
-        """Put an object and record that its upload is pending, until :meth:`uploaded`.
+        """Put an object and record that its upload is pending, until :meth:`forget_uploaded`.
 
         When this returns, the bytes have reached the disk. If the process ends before the upload,
         exactly one other process takes it over with :meth:`adopt`. If this fails, an earlier record
@@ -374,7 +374,7 @@ class DiskTier:
     # -- pending uploads
 
     @_in_time
-    def uploaded(self, names: Mapping[str, Buffer | None]) -> list[str]:
+    def forget_uploaded(self, names: Mapping[str, Buffer | None]) -> list[str]:
         """Remove the records of ``names``, which are uploaded: they may be evicted now.
 
         The values are the uploaded bytes, or None for any. Return the names that have other bytes
@@ -612,7 +612,9 @@ class LocalTier:
         except S3CacheError as exc:
             self.error = exc
             self._unread_until = self._unwritten_until = time.monotonic() + _REST_S
-            self._problems.met("local", "the local tier failed and is not used for now", exc)
+            self._problems.raise_or_warn(
+                "local", "the local tier failed and is not used for now", exc
+            )
             return otherwise
 
     def write(self, write: Callable[[DiskTier], object]) -> bool:
@@ -625,10 +627,12 @@ class LocalTier:
             self.error = exc
             if isinstance(exc, NoSpaceError) and exc.__cause__ is None:
                 # The bounds leave no room, but the disk works: the next entry may fit.
-                self._problems.met("bound", "the local tier is too small for this entry", exc)
+                self._problems.raise_or_warn(
+                    "bound", "the local tier is too small for this entry", exc
+                )
                 return False
             self._unwritten_until = time.monotonic() + _REST_S
-            self._problems.met("local", "the local tier cannot be written for now", exc)
+            self._problems.raise_or_warn("local", "the local tier cannot be written for now", exc)
             return False
         self.error = None
         return True

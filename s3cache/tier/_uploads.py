@@ -366,7 +366,7 @@ class Uploads:
             async with self._removing:
                 if name in self._uploaded:  # else another call has removed it
                     together = {**self._uploaded}
-                    replaced = await disk.deadline.run(lambda: disk.uploaded(together))
+                    replaced = await disk.deadline.run(lambda: disk.forget_uploaded(together))
                     for removed in together:
                         self._uploaded.pop(removed, None)
                     for pending in replaced:  # by other bytes

@@ -88,7 +88,7 @@ class Problems:
         self._mutex = threading.Lock()
         self._warned: set[str] = set()
 
-    def met(self, where: str, text: str, error: Exception) -> None:
+    def raise_or_warn(self, where: str, text: str, error: Exception) -> None:
         """Raise ``error`` if strict, else :meth:`warn`."""
         if self._strict:
             raise error

@@ -24,7 +24,7 @@ def test_an_object_that_was_replaced_is_neither_removed_nor_forgotten(open_tier:
     tier = open_tier()
     tier.put_pending("a", b"new")
     tier.delete("a", b"old")
-    assert tier.uploaded({"a": b"old"}) == ["a"]
+    assert tier.forget_uploaded({"a": b"old"}) == ["a"]
     assert (tier.get("a"), tier.pending()) == (b"new", ["a"])
     tier.delete("a", b"new")
     assert (tier.get("a"), tier.pending(), tier.usage()) == (None, [], Usage(0, 0))

@@ -138,7 +138,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(by=who, name=names)
     def uploaded(self, by: int, name: str) -> None:
-        self.tiers[by].uploaded({name: None})
+        self.tiers[by].forget_uploaded({name: None})
         self.pins[by].discard(name)
         self.unpin(name)
 

@@ -145,7 +145,7 @@ HAMMER = f"""
                 tier.put_pending(name, body(name, chance.randbytes(size)))
                 if chance.random() < 0.9:
                     for mine in tier.pending():
-                        tier.uploaded({{mine: None}})
+                        tier.forget_uploaded({{mine: None}})
             elif verb < 0.85:
                 tier.delete(name)
             elif verb < 0.94:
@@ -158,7 +158,7 @@ HAMMER = f"""
                 tier = DiskTier(root, **bounds)
         except NoSpaceError:
             for mine in tier.pending():
-                tier.uploaded({{mine: None}})
+                tier.forget_uploaded({{mine: None}})
         done += 1
     tier.close()
 """

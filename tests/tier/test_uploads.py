@@ -369,7 +369,9 @@ def test_a_corrupt_object_is_set_aside_unless_it_was_replaced_meanwhile(
     assert "failed" in site.steps("one")
 
 
-@pytest.mark.parametrize("method", ["delete", "uploaded", "pending_object", "pending", "adopt"])
+@pytest.mark.parametrize(
+    "method", ["delete", "forget_uploaded", "pending_object", "pending", "adopt"]
+)
 def test_uploads_continue_after_the_tier_fails_for_a_while(
     site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -51,12 +51,12 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "adopt": lambda tier: tier.adopt(),
     "pending_object": lambda tier: tier.pending_object("old"),
     "give_back": lambda tier: tier.give_back("old"),
-    "uploaded": lambda tier: tier.uploaded({"late": None}),
+    "forget_uploaded": lambda tier: tier.forget_uploaded({"late": None}),
     "delete": lambda tier: tier.delete("late"),
     "close": lambda tier: tier.close(),
 }
 # On a frozen file system these wait; operations that only read continue.
-CHANGES = ["put", "put_pending", "get", "uploaded", "delete"]
+CHANGES = ["put", "put_pending", "get", "forget_uploaded", "delete"]
 # System calls that do not access a disk.
 NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 
@@ -97,7 +97,9 @@ def test_no_disk_call_is_made_on_the_callers_thread(tmp_path: Path) -> None:
     assert {"open", "write", "replace"} <= calls_in(lambda: files.write("key", b"x"))
 
 
-@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["get", "uploaded", "delete"]))
+@pytest.mark.parametrize(
+    "operation", cases(CHANGES, slow_ones=["get", "forget_uploaded", "delete"])
+)
 def test_no_operation_on_a_frozen_disk_takes_long(disk: FreezableDisk, operation: str) -> None:
     """One call waits, and the others fail at once; after the thaw the tier works again."""
     tier = DiskTier(disk.path / operation, max_bytes=1 << 20, max_files=100)

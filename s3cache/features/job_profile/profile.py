@@ -246,7 +246,7 @@ class JobProfile:
 
         first = entries.first_name(self._key)
         first_profile, infos = await asyncio.gather(
-            read(first), _listed(store, self._key), return_exceptions=True
+            read(first), _list_profiles(store, self._key), return_exceptions=True
         )
         # If we may not list, try the first profile alone.
         names = [first] if isinstance(infos, BaseException) else [info.key for info in infos]
@@ -337,7 +337,7 @@ def lookups_of(entry: Frame) -> Lookups:
     return lookups
 
 
-async def _listed(store: Store, key: str) -> list[ObjectInfo]:
+async def _list_profiles(store: Store, key: str) -> list[ObjectInfo]:
     """List the profiles under ``key``, newest first; at most ``4 * _FULL``."""
     profiles: list[ObjectInfo] = []
     async for info in store.list(entries.name_prefix(key)):

@@ -97,7 +97,7 @@ class SingleFlight:
             taking = self._leases.take(key, is_published, bound_s)
             leased = remote.loop.wait(taking, bound_s + _LEASE_S)
         except Exception as exc:  # noqa: BLE001 - then this machine does not wait for others
-            self._problems.met("lease", "no machine waits for another one now", exc)
+            self._problems.raise_or_warn("lease", "no machine waits for another one now", exc)
             return WaitOutcome(claim)
         if (lease := leased.lease) is not None:
 
