@@ -299,7 +299,6 @@ class Surface:
         self._count = 0  # of copies that were examined
         self._empty: list[Copy] = []  # tables, until another module of torch fills them
         self._seen: set[int] = set()  # ids of tables, which are kept alive
-        self._constants: set[int] = set()  # ids of tables that only have constants
         self._are_trusted = False  # whether operators that exist now are torch's
         #: Digests of modules, classes and tables of which the original content is not known.
         self.unknown: dict[str, str] = {}
@@ -336,7 +335,7 @@ class Surface:
         is_listed = copy.place in LISTED
         if not (is_listed or copy.content or copy.inside):
             return False
-        is_inside = copy.home.home is None or id(copy.home.inside) in self._constants
+        is_inside = copy.home.home is None or id(copy.home.inside) in self._seen
         content = copy.content or items_of(copy.inside)
         items = (*content, *content.values())
         if id(copy.inside) not in self._seen and (
@@ -344,7 +343,6 @@ class Surface:
         ):
             self._watch(Table(copy), copy)
             self._seen.add(id(copy.inside))
-            self._constants |= set() if is_listed else {id(copy.inside)}
         return True
 
     def _watch(self, container: Names, copy: Copy) -> None:
