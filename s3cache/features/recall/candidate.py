@@ -172,10 +172,10 @@ def unpacked(content: bytes, file: str, constant_of: Callable[[Plain], object]) 
         is_odd = type(value) is tuple and value[:1] == (_ODD,)
         return constant_of(value[1]) if is_odd else value
 
-    found = marshal.loads(content)  # noqa: S302
-    if not isinstance(found, types.CodeType):
+    code = marshal.loads(content)  # noqa: S302
+    if not isinstance(code, types.CodeType):
         raise CorruptError("entry", "contains no code")
-    return internals.with_filename(_changed(found, read), file)
+    return internals.with_filename(_changed(code, read), file)
 
 
 def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:

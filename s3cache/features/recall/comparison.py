@@ -57,8 +57,8 @@ class FrameComparison:
                     del frame.names[alias]
 
     def _difference(self) -> str:
-        made, frame, places = self.candidate, self._frame, self._places
-        for alias, name in made.imports:
+        candidate, frame, places = self.candidate, self._frame, self._places
+        for alias, name in candidate.imports:
             module = sys.modules.get(name)
             if module is None:
                 return f"module {name} is not imported"
@@ -68,20 +68,20 @@ class FrameComparison:
                 return f"{alias} is another module"
         frame.names[OWN_BUILTINS] = builtins_of(frame.names)
         frame.names[OWN_NAMED_TUPLES] = NAMED_TUPLES
-        for where, absent in made.absent:
+        for where, absent in candidate.absent:
             inside = frame.names if not where else vars(sys.modules.get(where, _NOTHING))
             for name in absent:
                 if name in inside:
                     return f"{name} is defined in {where or 'the module'}"
-        for package, version in made.libraries:
+        for package, version in candidate.libraries:
             file = getattr(sys.modules.get(package), "__file__", None)
             if not file or origin_of_file(file).name != version:
                 return f"library {package}"
-        contents, symbols = self._contents, set(made.symbols)
+        contents, symbols = self._contents, set(candidate.symbols)
         first: dict[int, int] = {}
-        whole = made.read_as_a_whole()
-        for index, (number, expected, same, role) in enumerate(made.reads):
-            if index == made.late and (difference := self._make_state()):
+        whole = candidate.read_as_a_whole()
+        for index, (number, expected, same, role) in enumerate(candidate.reads):
+            if index == candidate.late and (difference := self._make_state()):
                 return difference
             try:
                 value = places.at(number)
@@ -95,36 +95,36 @@ class FrameComparison:
                 text = contents.of(value, role) if single is None else single
             if digest(text) != expected or first_read(value, first, index) != same:
                 return str(places.source(number).name)
-        for number, sizes, strides in made.sizes:
+        for number, sizes, strides in candidate.sizes:
             value = places.at(number)
             if not is_dense(value) or not (
                 _fit(sizes, value.size()) and _fit(strides, value.stride())
             ):
                 return f"size of {places.source(number).name}"
-        for kind, number, args, kwargs, found in made.guards:
-            if kind in WHOLE and found is not None:
-                if digest(contents.whole(places.at(number))) != found:
+        for kind, number, args, kwargs, guarded in candidate.guards:
+            if kind in WHOLE and guarded is not None:
+                if digest(contents.whole(places.at(number))) != guarded:
                     return str(places.source(number).name)
-            elif kind in BY_ARGUMENT and check_guard(places, kind, number, args, kwargs) != found:
+            elif kind in BY_ARGUMENT and check_guard(places, kind, number, args, kwargs) != guarded:
                 return f"{kind} of {places.source(number).name}"
-        if question := changed(made.questions, places, builtins_of(frame.names)):
+        if question := changed(candidate.questions, places, builtins_of(frame.names)):
             return f"the answer to {question}"
-        for expression in made.expressions:
+        for expression in candidate.expressions:
             if not places.holds(expression):
                 return f"guard {expression}"
-        sizes = {number: both for number, *both in made.sizes}
-        for name, number, before in made.dynamic:
+        sizes = {number: both for number, *both in candidate.sizes}
+        for name, number, before in candidate.dynamic:
             for what in dynamo.varying(frame.code, frame.closure, name, places.at(number)):
                 # What varied before, and is fixed, is fixed by the code.
                 if what not in before and _is_fixed(what, sizes.get(number), number in symbols):
                     return f"{places.source(number).name} may vary now"
-        if made.graphs:
-            has_places = made.facts[0] == "True"
-            inputs = [places.at(each) for _, numbers, _ in made.graphs for each in numbers]
-            if placement(inputs, has_places=has_places) != made.facts[1:]:
+        if candidate.graphs:
+            has_places = candidate.facts[0] == "True"
+            inputs = [places.at(each) for _, numbers, _ in candidate.graphs for each in numbers]
+            if placement(inputs, has_places=has_places) != candidate.facts[1:]:
                 return "the layout of inputs in memory"
         # torch keeps the first module that it imports by a name: from now on, these ones.
-        for alias, name in made.imports:
+        for alias, name in candidate.imports:
             is_torchs = alias.startswith(dynamo.IMPORT)
             if is_torchs and names.import_module.get()(name) is not frame.names[alias]:
                 return f"{alias} is another module"
@@ -137,10 +137,10 @@ class FrameComparison:
             state = optimizer.state
             if len(state) != before:
                 return f"{self._places.source(number).name}.state"
-            rest: Any = self._places.argument(args)
+            positional: Any = self._places.argument(args)
             named: Any = self._places.argument(kwargs)
             try:
-                optimizer._init_group(optimizer.param_groups[index], *rest, **dict(named))
+                optimizer._init_group(optimizer.param_groups[index], *positional, **dict(named))
             finally:
                 self._states.append((state, dict([*state.items()][before:])))
         return ""
@@ -172,11 +172,11 @@ class FrameComparison:
 
     def constant_of(self, row: Plain) -> object:
         """Return a constant of the bytecode, which may be a class that the frame reads."""
-        kind, *rest = row
+        kind, *values = row
         if kind == "read":
-            return self._places.at(rest[0])
+            return self._places.at(values[0])
         if kind == "method":
-            return getattr(self.constant_of(rest[0]), rest[1])
+            return getattr(self.constant_of(values[0]), values[1])
         return self._places.argument(row) if kind == "class" else dynamo.constant_of(row)
 
     def guards(self, state: object) -> Callable[[dict[str, object]], Any]:
@@ -184,26 +184,26 @@ class FrameComparison:
 
         The guards are made from live values, so they are only built while the values are unchanged.
         """
-        made, frame, places = self.candidate, self._frame, self._places
+        candidate, frame, places = self.candidate, self._frame, self._places
         before = self._state(places)
 
         def build(variables: dict[str, object]) -> Any:
-            now = Sources(variables, frame.names, made.rows)
+            now = Sources(variables, frame.names, candidate.rows)
             try:
-                if self._state(now) != before or not all(map(now.holds, made.expressions)):
+                if self._state(now) != before or not all(map(now.holds, candidate.expressions)):
                     return None
             except Exception:  # noqa: BLE001 - whatever is not there any more
                 return None
             if dynamo.is_under_modes() or dynamo.state_text(state) != dynamo.state_text(None):
                 return None
-            return build_guards(made, places, frame.code, variables, frame.names, state)
+            return build_guards(candidate, places, frame.code, variables, frame.names, state)
 
         return build
 
     def _state(self, places: Sources) -> list[object]:
         """Return the state of all guarded values that the guards check."""
         # torch also checks the order of some tables, without a separate guard.
-        found: list[object] = [
+        state: list[object] = [
             [
                 key if type(key) is str else _Same(key)
                 # A dictionary may have its own iteration; a set has none.
@@ -222,8 +222,8 @@ class FrameComparison:
                 about: object = check_guard(places, kind, number, args, kwargs)
             else:
                 about = _guarded_state(kind, value, number in symbols, sizes.get(number))
-            found.append([type(value), about])
-        return found
+            state.append([type(value), about])
+        return state
 
 
 class _Same:

@@ -175,14 +175,16 @@ def joined(rows: Sequence[Plain], parts: Iterable[Callable[..., Any]]) -> Callab
 
     def run(*inputs: object) -> object:
         values: list[Any] = [*inputs]
-        for (kind, *rest), part in steps:
+        for (kind, *operands), part in steps:
             if kind == "output":
-                return read(rest[0], values)
+                return read(operands[0], values)
             if part is None:
-                values.append(read(rest[0], values)[read(rest[1], values)])
+                values.append(read(operands[0], values)[read(operands[1], values)])
                 continue
-            found = part(*read(rest[0], values))
-            values.append(found[0] if rest[1] and isinstance(found, (tuple, list)) else found)
+            result = part(*read(operands[0], values))
+            values.append(
+                result[0] if operands[1] and isinstance(result, (tuple, list)) else result
+            )
         return None
 
     return run

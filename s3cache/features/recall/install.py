@@ -147,17 +147,17 @@ class Recall:
     def _compile_frame(
         self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject
     ) -> object:
-        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
         call: _Call | None = None
-        found: FrameComparison | None = None
+        comparison: FrameComparison | None = None
         with self._guarded("a frame is not recalled"):
             try:
-                call = self._call(given)
+                call = self._call(arguments)
             except RefusedError as exc:
-                self._refuse(exc, given["code"])
-            found = None if call is None else self._find(call)
-            if call is not None and found is not None and not self._checks:
-                result = self._rebuild(call, found)
+                self._refuse(exc, arguments["code"])
+            comparison = None if call is None else self._find(call)
+            if call is not None and comparison is not None and not self._checks:
+                result = self._rebuild(call, comparison)
                 if result is not None:
                     self._counts.count("recalled")
                     self._record("recalled", call.frame.code, call.began)
@@ -175,16 +175,18 @@ class Recall:
             self._keep(call, recording, result)
         return result
 
-    def _call(self, given: Mapping[str, DynamoObject]) -> _Call | None:
+    def _call(self, arguments: Mapping[str, DynamoObject]) -> _Call | None:
         """Return the frame with its key, or raise RefusedError; None if Dynamo must trace it."""
-        if given.get("export") or given.get("package") is not None:
+        if arguments.get("export") or arguments.get("package") is not None:
             return None
-        if any(hook is not None for hook in vars(given["hooks"]).values()):
+        if any(hook is not None for hook in vars(arguments["hooks"]).values()):
             raise RefusedError("filter", "has user functions that filter guards or frames")
-        limit, _ = names.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
+        limit, _ = names.exceeds_recompile_limit.get()(
+            arguments["cache_size"], arguments["compile_id"]
+        )
         if limit:
             return None
-        compiler = dynamo.compiler_of(given["compiler_fn"])
+        compiler = dynamo.compiler_of(arguments["compiler_fn"])
         if compiler is None:
             raise RefusedError("backend", "is compiled by a backend other than Inductor")
         state = dynamo.state_of_process()
@@ -201,9 +203,9 @@ class Recall:
             raise RefusedError("settings", "is compiled with options that have no text form")
         import torch
 
-        code, scope = given["code"], given["globals"]
+        code, scope = arguments["code"], arguments["globals"]
         package = getattr(scope.get("__spec__"), "parent", None)  # of relative imports
-        frame = PythonFrame(code, scope, given["locals"], given["closure"])
+        frame = PythonFrame(code, scope, arguments["locals"], arguments["closure"])
         parts = {
             "s3cache": __version__,
             "fields": FIELDS,
@@ -216,7 +218,7 @@ class Recall:
             "dynamo.config": options,
             "compiler": compiler,
             "state": state[1],
-            "fullgraph": bool(given["one_graph"]),
+            "fullgraph": bool(arguments["one_graph"]),
             "code": code_fingerprint(code),
             "function": code.co_name,
             "cells": code.co_cellvars,
@@ -229,7 +231,13 @@ class Recall:
         key = labelled_key(KEYS, parts.items())
         program = self._agreement.look()
         return _Call(
-            frame, key, state[0], given["compile_id"], settings, given["compiler_fn"], program
+            frame,
+            key,
+            state[0],
+            arguments["compile_id"],
+            settings,
+            arguments["compiler_fn"],
+            program,
         )
 
     def _find(self, call: _Call) -> FrameComparison | None:
@@ -271,8 +279,8 @@ class Recall:
 
         The layers of a model often share a key, and each has a candidate. They are kept.
         """
-        if (known := self._known.get(key)) is not None:
-            return known
+        if (remembered := self._known.get(key)) is not None:
+            return remembered
         candidates: list[tuple[Candidate, EntryFrame, str]] = []
         buried: set[str] = set()
         lookup = self._engine.candidates(key, KIND, replaced=True)
@@ -288,10 +296,10 @@ class Recall:
                 lookup.reject(hit, exc)
             if len(candidates) >= _MAX_CANDIDATES:
                 break
-        found = sorted(candidates, key=lambda item: item[0].wildcards), buried
+        result = sorted(candidates, key=lambda item: item[0].wildcards), buried
         if len(candidates) > 1:
-            self._known[key] = found
-        return found
+            self._known[key] = result
+        return result
 
     def _record_lookup(
         self, call: _Call, outcome: str, reason: str, differences: Sequence[str] = ()
@@ -307,9 +315,9 @@ class Recall:
             )
         )
 
-    def _rebuild(self, call: _Call, found: FrameComparison) -> object | None:
+    def _rebuild(self, call: _Call, comparison: FrameComparison) -> object | None:
         """Return what Dynamo would have returned; None if the graph missed."""
-        candidate, frame, file = found.candidate, call.frame, call.frame.code.co_filename
+        candidate, frame, file = comparison.candidate, call.frame, call.frame.code.co_filename
         values: dict[str, object] = {}
         unique: dict[str, str] = {}  # names of the values in the bytecode, by placeholder
         if candidate.graphs:
@@ -319,10 +327,10 @@ class Recall:
                 self._is_ready = True
             version = self._keys.version_of
             parts: list[Function[object]] = []
-            found.restore_state()
-            for key_of_graph, inputs, sources, bound in found.graphs():
+            comparison.restore_state()
+            for key_of_graph, inputs, sources, bound in comparison.graphs():
                 held = inputs[:bound]
-                for optimizer in found.optimizers():  # as torch does
+                for optimizer in comparison.optimizers():  # as torch does
                     weakref.finalize(optimizer, held.clear)
                 with self._state.changed(caller=frame.code):
                     part = rebuilt(
@@ -330,7 +338,7 @@ class Recall:
                         lambda: settings_text(version) == call.settings,
                     )  # fmt: skip
                 if part is None:
-                    found.withdraw_state()
+                    comparison.withdraw_state()
                     return None
                 parts.append(part)
             function = parts[0] if candidate.split is None else joined(candidate.split, parts)
@@ -341,12 +349,12 @@ class Recall:
         resumes = self._resumes.setdefault(frame.code, {})
         for placeholder, content, function_name, is_factory in candidate.resumes:
             if (inner := resumes.get(content)) is None:
-                inner = resumes[content] = unpacked(content, file, found.constant_of)
+                inner = resumes[content] = unpacked(content, file, comparison.constant_of)
             make = partial(types.FunctionType, inner, frame.names, function_name, None)
             name = unique[placeholder] = f"__s3cache_resume_{next(_numbers)}"
             values[name] = make if is_factory else make()  # a factory gets the closure
-        code = renamed(unpacked(candidate.code, file, found.constant_of), unique)
-        build = found.guards(call.state)
+        code = renamed(unpacked(candidate.code, file, comparison.constant_of), unique)
+        build = comparison.guards(call.state)
 
         def build_late(variables: dict[str, object]) -> object:
             if candidate.variant in self._unusable:
@@ -360,7 +368,7 @@ class Recall:
                 return None
 
         guards = LateGuards(build_late, frame.names)
-        dynamo.note_sizes(frame.code, frame.closure, found.seen())
+        dynamo.note_sizes(frame.code, frame.closure, comparison.seen())
         logger.info("recalled %s", frame.code.co_name)
         return dynamo.install(
             code, frame.code, frame.names, values, guards.manager, call.compile_id
@@ -598,10 +606,10 @@ class Recall:
         self, original: Function[None], manager: object, *args: DynamoObject, **kwargs: DynamoObject
     ) -> None:
         if (recording := self._thread.recording) is not None:
-            given = inspect.signature(original).bind(manager, *args, **kwargs).arguments
-            is_filtered = given.get("guard_filter_fn") is not None
+            arguments = inspect.signature(original).bind(manager, *args, **kwargs).arguments
+            is_filtered = arguments.get("guard_filter_fn") is not None
             with recording.refusing():
-                recording.traced(given["output_graph"], filtered=is_filtered)
+                recording.traced(arguments["output_graph"], filtered=is_filtered)
         original(manager, *args, **kwargs)
 
 
