@@ -6,7 +6,6 @@ import contextlib
 import copy
 import ctypes
 import functools
-import itertools
 import re
 import sys
 from collections import Counter
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import (
         AOTConfig,
         CachingAutotuner,
-        Config,
         Function,
         Operator,
         TracingContext,
@@ -276,42 +274,6 @@ def copied(module: GraphModule) -> GraphModule:
     """Copy a graph, for a compiler that changes it."""
     with names.without_fakes.get()():  # which cannot be copied into a mode of their own
         return copy.deepcopy(module)
-
-
-# -- options
-
-
-def options_text(config: Config) -> str | None:
-    """Return the options of a config module that affect compiled code, as text.
-
-    None if one of them has no text that is equal in other processes, such as a pass.
-    """
-    values: dict[str, object] = config.get_config_copy()
-    ignored = tuple(cast("list[str]", values.get("_cache_config_ignore_prefix", [])))
-    # Directories do not affect compiled code.
-    unused = {"base_dir", "debug_dir_root", *itertools.chain(*names.CACHING_OPTIONS)}
-    texts = {
-        name: _plain_text(value)
-        for name, value in sorted(values.items())
-        if name not in unused and not name.startswith((*ignored, "_save_config", "_cache_config"))
-    }
-    return None if None in texts.values() else "\n".join(f"{n}={t}" for n, t in texts.items())
-
-
-def _plain_text(value: object) -> str | None:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    if not isinstance(value, (dict, list, tuple, set, frozenset)):
-        return None
-    items: Iterable[object] = value
-    if isinstance(value, dict):
-        items = itertools.chain(*value.items())
-    texts = [_plain_text(item) for item in items]
-    if None in texts:
-        return None
-    if isinstance(value, (set, frozenset)):
-        texts.sort(key=str)
-    return f"{type(value).__name__} {texts}"
 
 
 # -- operators, patterns and backends

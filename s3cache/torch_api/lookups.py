@@ -6,13 +6,14 @@ import builtins
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator as operators
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import (
     CodeType,
     FunctionType,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import (
         AOTConfig,
+        Config,
         Function,
         KeyDetails,
         KeyPickler,
@@ -79,6 +81,39 @@ def read_quietly(owner: object, name: str, *default: object) -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return getattr(owner, name, *default)
+
+
+def options_text(config: Config) -> str | None:
+    """Return the options of a config module that affect compiled code, as text.
+
+    None if one of them has no text that is equal in other processes, such as a pass.
+    """
+    values: dict[str, object] = config.get_config_copy()
+    ignored = tuple(cast("list[str]", values.get("_cache_config_ignore_prefix", [])))
+    # Directories do not affect compiled code.
+    unused = {"base_dir", "debug_dir_root", *itertools.chain(*names.CACHING_OPTIONS)}
+    texts = {
+        name: _plain_text(value)
+        for name, value in sorted(values.items())
+        if name not in unused and not name.startswith((*ignored, "_save_config", "_cache_config"))
+    }
+    return None if None in texts.values() else "\n".join(f"{n}={t}" for n, t in texts.items())
+
+
+def _plain_text(value: object) -> str | None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
+        return None
+    items: Iterable[object] = value
+    if isinstance(value, dict):
+        items = itertools.chain(*value.items())
+    texts = [_plain_text(item) for item in items]
+    if None in texts:
+        return None
+    if isinstance(value, (set, frozenset)):
+        texts.sort(key=str)
+    return f"{type(value).__name__} {texts}"
 
 
 # -- torch's own code
