@@ -211,3 +211,29 @@ def constants_in(code: types.CodeType) -> Iterator[object]:
     """Yield all constants in code, except code."""
     constants = (constant for each in _codes_in(code) for constant in each.co_consts)
     return (each for each in constants if not isinstance(each, types.CodeType))
+
+
+# -- reads
+
+
+def digest(text: str) -> bytes:
+    """Return the digest of a text of :class:`.content.ContentDescriber`."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()
+
+
+def is_dense(value: object) -> bool:
+    """Return whether a value is a tensor with its own sizes and strides."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+#: Objects that are made at every access, or shared by equal values.
+BY_VALUE = (int, float, str, bytes, tuple, types.BuiltinFunctionType, types.MethodWrapperType)
+_WITHOUT_ALIAS = (*BY_VALUE, type(None), complex, types.MethodType, types.MappingProxyType)
+
+
+def first_read(value: object, first: dict[int, int], number: int) -> int:
+    """Return the number of the first read of the same object, or ``number``."""
+    is_alone = isinstance(value, _WITHOUT_ALIAS)
+    return number if is_alone else first.setdefault(id(value), number)

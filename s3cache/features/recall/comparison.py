@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from s3cache.features.recall import dynamo, names
-from s3cache.features.recall.candidate import Candidate
+from s3cache.features.recall.candidate import Candidate, digest, first_read, is_dense
 from s3cache.features.recall.content import ContentDescriber, is_layout, tensor_guarded
 from s3cache.features.recall.guards import (
     BY_ARGUMENT,
@@ -18,7 +18,7 @@ from s3cache.features.recall.guards import (
     check_guard,
 )
 from s3cache.features.recall.questions import changed
-from s3cache.features.recall.recording import PythonFrame, digest, first_read, is_dense
+from s3cache.features.recall.recording import PythonFrame
 from s3cache.features.recall.sources import (
     NAMED_TUPLES,
     OWN_BUILTINS,

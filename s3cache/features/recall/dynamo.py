@@ -138,6 +138,16 @@ def state_text(state: Any) -> str:
     return str((state or names.state_guard.get()()).__getstate__())
 
 
+def global_hooks() -> list[dict[object, object]]:
+    """Return the hooks for all modules, by kind."""
+    tables = vars(names.modules.get())
+    return [
+        table
+        for name, table in sorted(tables.items())
+        if name.startswith("_global_") and isinstance(table, dict)
+    ]
+
+
 def ranks() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks; code may depend on both."""
     from torch import distributed

@@ -393,10 +393,10 @@ class Recall:
                 recording.asked.append(SHARDING)
             if others:
                 raise RefusedError("code", f"has a graph with {', '.join(sorted(others))}")
-            candidate = recording.finished(code, has_places="inputs.places" in components)
+            candidate = recording.finish(code, has_places="inputs.places" in components)
         except RefusedError as exc:
             self._refuse(exc, call.frame.code, call.began)
-            self._disagreed(call, None, f"it is refused now: {exc}")
+            self._bury(call, None, f"it is refused now: {exc}")
             return
         if candidate.graphs:
             candidate.lowered = self._settings(call)
@@ -408,7 +408,7 @@ class Recall:
             candidate = alike[0].candidate
         else:
             self._record("traced", call.frame.code, call.began)
-            self._disagreed(call, candidate, "tracing gives another result")
+            self._bury(call, candidate, "tracing gives another result")
         if candidate.condition in call.buried or not self._agreement.writes:
             return
         if not self._agreement.add(candidate, call.program):
@@ -440,7 +440,7 @@ class Recall:
                 for each in (False, True)
             ]
 
-    def _disagreed(self, call: _Call, traced: Candidate | None, why: str) -> None:
+    def _bury(self, call: _Call, traced: Candidate | None, why: str) -> None:
         """Let no process use the candidates of this program that fit: the trace is another."""
         for comparison, _ in call.fits:
             recorded = comparison.candidate
@@ -609,7 +609,7 @@ class Recall:
             arguments = inspect.signature(original).bind(manager, *args, **kwargs).arguments
             is_filtered = arguments.get("guard_filter_fn") is not None
             with recording.refusing():
-                recording.traced(arguments["output_graph"], filtered=is_filtered)
+                recording.note_trace(arguments["output_graph"], filtered=is_filtered)
         original(manager, *args, **kwargs)
 
 

@@ -145,7 +145,7 @@ placement = AnyClass("torch.distributed.tensor.placement_types:Placement", featu
 OF_MESH_IN_PROCESS = Fields(
     "torch.distributed.device_mesh:DeviceMesh", "_hash _pg_registry _thread_id", feature=FEATURE
 )
-_modules = AnyObject("torch.nn.modules.module", feature=FEATURE)
+modules = AnyObject("torch.nn.modules.module", feature=FEATURE)
 tensorifies = AnyFunction(f"{_UTILS}:_is_tensorify_enabled", since=(2, 13), feature=FEATURE)
 cudnn_enabled = Predicate(f"{_C}:_get_cudnn_enabled", feature=FEATURE)
 private_device = Internal[Function[str]](f"{_C}:_get_privateuse1_backend_name", feature=FEATURE)
@@ -229,13 +229,3 @@ Fields(
     "sanitized_aot_config",
     feature=LOADING,
 )
-
-
-def global_hooks() -> list[dict[object, object]]:
-    """Return the hooks for all modules, by kind."""
-    tables = vars(_modules.get())
-    return [
-        table
-        for name, table in sorted(tables.items())
-        if name.startswith("_global_") and isinstance(table, dict)
-    ]

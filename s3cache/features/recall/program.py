@@ -25,7 +25,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from s3cache.features.recall import names
+from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.content import NOT_COMPARED
 from s3cache.graph import code_digest, is_as_installed, origin_of
 from s3cache.util.snapshot import are_identical
@@ -97,7 +97,7 @@ class Program:
         added = {name: each for name, each in vars(builtins).items() if not _is_own(name, each)}
         facts["builtins"] = _digest(_texts(added))
         # Those that are registered for all modules and calls, and modes.
-        hooks = [f"{[*map(_name_of, each.values())]}" for each in names.global_hooks()]
+        hooks = [f"{[*map(_name_of, each.values())]}" for each in dynamo.global_hooks()]
         modes = f"{names.function_modes.get()()} {names.dispatch_modes.get()()}"
         facts["hooks of torch"] = _digest([*hooks, modes])
         facts["state of torch"] = _digest(_state_of_torch())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
-import hashlib
 import inspect
 import re
 import sys
@@ -17,8 +16,12 @@ from typing import Any, Final, NamedTuple, cast
 
 from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import (
+    BY_VALUE,
     Candidate,
     constants_in,
+    digest,
+    first_read,
+    is_dense,
     names_in,
     packed,
     renamed,
@@ -148,7 +151,7 @@ class Recording:
             number = next(number for number, it in enumerate(groups) if it is group)
             self.groups.append((variable.source, len(optimizer.state), number, values, named))
 
-    def traced(self, graph: Any, *, filtered: bool) -> None:
+    def note_trace(self, graph: Any, *, filtered: bool) -> None:
         """Store the reads while all objects are unchanged; raise an error to refuse the frame."""
         self._check_trace(graph, filtered=filtered)
         self._graph = graph
@@ -354,7 +357,7 @@ class Recording:
             if file is not None and origin_of_file(str(file)).kind not in OWN_KINDS:
                 raise RefusedError("code", f"uses {value!r}, which has no source")
 
-    def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
+    def finish(self, code: types.CodeType, *, has_places: bool) -> Candidate:
         """Return the candidate with the final bytecode of the frame, or raise RefusedError."""
         candidate = self.candidate
         if candidate is None:
@@ -515,22 +518,6 @@ def _code_text(code: types.CodeType) -> str:
     return repr([code.co_code, code.co_names, code.co_varnames, code.co_freevars, inner])
 
 
-def digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()
-
-
-def is_dense(value: object) -> bool:
-    """Return whether a value is a tensor with its own sizes and strides."""
-    import torch
-
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-# Objects that are made at every access, or shared by equal values.
-_BY_VALUE = (int, float, str, bytes, tuple, types.BuiltinFunctionType, types.MethodWrapperType)
-_WITHOUT_ALIAS = (*_BY_VALUE, type(None), complex, types.MethodType, types.MappingProxyType)
-
-
 def _is_same(there: object, read: object) -> bool:
     if there is NAMED_TUPLES:  # in place of one that is equal
         return True
@@ -538,10 +525,4 @@ def _is_same(there: object, read: object) -> bool:
         return there.__func__ is read.__func__ and there.__self__ is read.__self__
     if type(there) is not type(read):
         return False
-    return (isinstance(there, _BY_VALUE) and there == read) or there != there
-
-
-def first_read(value: object, first: dict[int, int], number: int) -> int:
-    """Return the number of the first read of the same object, or ``number``."""
-    is_alone = isinstance(value, _WITHOUT_ALIAS)
-    return number if is_alone else first.setdefault(id(value), number)
+    return (isinstance(there, BY_VALUE) and there == read) or there != there
