@@ -151,14 +151,14 @@ class Compile:
             raise _unrecorded("guards that Dynamo added")
         until, _ = self._until or _counts(context)
         for guard in context.guards_context.aotautograd_guards[self._before[0] : until]:
-            known = internals.sources_of_guard(guard)
-            if known is None:
+            if (description := internals.sources_of_guard(guard)) is None:
                 raise _unrecorded(f"a guard of an unknown kind ({type(guard).__name__})")
+            kind, *sources = description
             try:
-                some, others = ([*map(self._sources.index, sources)] for sources in known[1:])
+                some, others = ([*map(self._sources.index, each)] for each in sources)
             except ValueError:
                 raise _unrecorded("a guard on a value that is not an input") from None
-            yield known[0], some, others
+            yield kind, some, others
 
     def added_sizes(self, context: TracingContext) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield the added guards on sizes that torch's entry leaves out."""

@@ -357,10 +357,10 @@ class Lookups:
         arguments = inspect.signature(original).bind(*args, **kwargs).arguments
         lookup = Lookup(level=FX, key=arguments["key"], inputs=arguments.get("example_inputs", ()))
         if not self._keys.is_shared(lookup.key):
-            found = original(*args, **kwargs)
-            if found[0] is None:
+            result = original(*args, **kwargs)
+            if result[0] is None:
                 self._refuse_compile()
-            return found
+            return result
         with (
             self._state.entered(lookup),
             internals.trace_event("s3cache.lookup", "fx") as lookup.about,
