@@ -5,7 +5,7 @@ from s3cache.artifact._artifact import SCHEMA as SCHEMA
 from s3cache.artifact._artifact import Artifact as Artifact
 from s3cache.artifact._artifact import check_image as check_image
 from s3cache.artifact._artifact import section_of as section_of
-from s3cache.artifact._artifact import unpickled as unpickled
+from s3cache.artifact._artifact import unpickle as unpickle
 from s3cache.artifact._artifact import variant_of as variant_of
 from s3cache.artifact._description import describe as describe
 from s3cache.artifact._description import described as described

@@ -197,7 +197,7 @@ _Load = Callable[["_Careful"], None]
 _LOADS: Final[Mapping[int, _Load]] = vars(pickle._Unpickler)["dispatch"]
 
 
-def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
+def unpickle(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
     """Unpickle the verified bytes of an entry.
 
     ``instead`` adds functions to call in place of those that the bytes name. Raises CorruptError

@@ -85,7 +85,7 @@ def compile_graph(
     with _without_caches(options), _new_trace(metadata) as fake:
         fakes = [fake(value) for value in values]
         compile_again: Function[Function[object]] = internals.compile_fx_graph.get()
-        return compile_again(internals.copied(gm), fakes, *args, **kwargs)
+        return compile_again(internals.copy_graph(gm), fakes, *args, **kwargs)
 
 
 def lower_backward(

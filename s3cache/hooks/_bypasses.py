@@ -106,11 +106,11 @@ class Bypasses:
         """Count an FX graph that the second level does not cache, and log why."""
         self._engine.count_bypass({reason.code for reason in reasons}, "fx")
         if error is not None:
-            self.failed(bypasses, f"{what} at the second level", error)
+            self.warn_of_failure(bypasses, f"{what} at the second level", error)
         else:
             bypasses.info("%s at the second level: %s", what, "; ".join(map(str, reasons)))
 
-    def failed(self, log: logging.Logger, what: str, error: Exception) -> None:
+    def warn_of_failure(self, log: logging.Logger, what: str, error: Exception) -> None:
         """Warn of the first failure of each kind; strict mode raises it instead."""
         with self._mutex:
             is_new = what not in self._failed

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
-from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled
+from s3cache.artifact import CONDITIONS, Artifact, describe, unpickle
 from s3cache.cache import Engine, NotSaved, Saved
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame, decode
@@ -268,7 +268,7 @@ class Compiles:
                 internals.fake_mode.get().cache_clear()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
-            self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
+            self._bypasses.warn_of_failure(logger, "a graph will not be cached as a whole", exc)
 
     def is_in_torchs_entry(self) -> bool:
         """Return whether an entry of torch, for a graph without a key of ours, names the FX graph.
@@ -369,7 +369,7 @@ class Compiles:
                 )
             return {"sees_places": reads_storage_offsets(gm), "late": late, "lowered": lowered}
         except Exception as exc:  # noqa: BLE001 - the user's program goes on
-            self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
+            self._bypasses.warn_of_failure(logger, "a graph will not be cached as a whole", exc)
             return None
 
     @around(internals.answer_first_call)
@@ -425,7 +425,7 @@ class Compiles:
         if content is None and isinstance(saving, Save) and saving.is_shared:
             what = internals.find_unpicklable_field.get()(entry) or "as a whole"
             message = f"its compiled code cannot be pickled ({what})"  # torch has logged why
-            self._refused(saving, "entry", internals.bypass_error.get()(message))
+            self._count_refusal(saving, "entry", internals.bypass_error.get()(message))
         return content
 
     @around(internals.fx_save)
@@ -491,7 +491,7 @@ class Compiles:
         """
         key, name, ready = saving.key, saving.level.name, list[Frame]()
         with self._refusing(saving):
-            unpickled(content)  # if this fails here, it would fail in every other process
+            unpickle(content)  # if this fails here, it would fail in every other process
             ready.append(decode(self._artifact(saving, content).encode(key)))
         if not ready:
             otherwise()
@@ -595,12 +595,14 @@ class Compiles:
         try:
             yield
         except (CorruptError, NotSharableError) as exc:
-            self._refused(saving, exc.code if isinstance(exc, NotSharableError) else "entry", exc)
+            self._count_refusal(
+                saving, exc.code if isinstance(exc, NotSharableError) else "entry", exc
+            )
         except Exception as exc:  # noqa: BLE001 - whatever it is
             saving.record_error(exc)
-            self._bypasses.failed(logger, "a compiled graph is not shared", exc)
+            self._bypasses.warn_of_failure(logger, "a compiled graph is not shared", exc)
 
-    def _refused(self, saving: Save, code: Code, error: Exception) -> None:
+    def _count_refusal(self, saving: Save, code: Code, error: Exception) -> None:
         """Count and log a compiled graph that cannot be shared."""
         reasons, what = [BypassReason(code, str(error))], "a compiled graph is not shared"
         if saving.level is FX:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from s3cache.artifact import Artifact, section_of, unpickled
+from s3cache.artifact import Artifact, section_of, unpickle
 from s3cache.cache import Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError, Reason
 from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
@@ -136,7 +136,7 @@ class Lookups:
                     self._bypasses.record("aot", lookup.reasons, gm)
                     self._bypasses.warn(lookup.reasons, lookup.error)
                 elif self._keys.is_shared(lookup.key):
-                    self._ended(lookup)
+                    self._record_outcome(lookup)
                 else:
                     self._bypasses.record("aot", [_OF_TORCH], gm)
             self._events.looked_up.tell(lookup)
@@ -170,7 +170,7 @@ class Lookups:
             try:
                 yield self._entries(lookup)
             finally:
-                self._ended(lookup)
+                self._record_outcome(lookup)
                 self._raise_of(lookup)
 
     def make_callable(self, result: AOTResult, *args: object) -> Function[object]:
@@ -317,7 +317,7 @@ class Lookups:
             lookup.saved_s = 0.0
             lookup.notes.clear()
             lookup.rejected.append(lambda: [f"raised at its first call: {why}"])
-            self._ended(lookup)
+            self._record_outcome(lookup)
 
     @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
@@ -378,7 +378,7 @@ class Lookups:
                 lookup.reject(exc)
                 graph, info = None, {}
             finally:
-                self._ended(lookup, of_whole=self.compiles.current() is not None)
+                self._record_outcome(lookup, of_whole=self.compiles.current() is not None)
             self._raise_of(lookup)
             if graph is None:
                 self._refuse_compile()
@@ -392,7 +392,7 @@ class Lookups:
                 content = bytes(section_of(hit.entry, "fx", "entry"))
                 internals.fx_write_to_local_cache.get()(key, content)
             except Exception as exc:  # noqa: BLE001 - torch compiles the graph again next time
-                self._bypasses.failed(logger, "torch's own entry will miss", exc)
+                self._bypasses.warn_of_failure(logger, "torch's own entry will miss", exc)
 
     def _refuse_compile(self) -> None:
         """Raise MissError with the explanation of the last miss, if ``on_miss`` is ``error``."""
@@ -463,7 +463,7 @@ class Lookups:
                 try:
                     content = bytes(section_of(hit.entry, level.name, "entry"))
                     limits = hit.entry.header.meta.get(LIMITS_FIELD)
-                    load: Callable[[], object] | None = partial(unpickled, content)
+                    load: Callable[[], object] | None = partial(unpickle, content)
                     if limits is not None:
                         load = self._events.load.ask(limits, content)
                     loaded = None if load is None else load()
@@ -494,7 +494,7 @@ class Lookups:
                     lookup.rejected.append(partial(failing_guards, guards, lookup.inputs))
         except Exception as exc:  # noqa: BLE001 - the user's program must go on
             lookup.record_error(exc)
-            self._bypasses.failed(logger, "a lookup failed and counts as a miss", exc)
+            self._bypasses.warn_of_failure(logger, "a lookup failed and counts as a miss", exc)
 
     def _replace_later(self, lookup: Lookup, result: Result) -> None:
         """Let the next save under the key replace the current entry, if it would be used here."""
@@ -513,7 +513,7 @@ class Lookups:
         where = f"{hit.tier}{lookup.level.label}"
         logger.info("hit %s (%s), %.1f s of compiling saved", lookup.key, where, saved_s)
 
-    def _ended(self, lookup: Lookup, *, of_whole: bool = False) -> None:
+    def _record_outcome(self, lookup: Lookup, *, of_whole: bool = False) -> None:
         """Count and record the outcome of a lookup, if torch asked for entries."""
         if lookup.entries is None:
             return
@@ -545,7 +545,7 @@ class Lookups:
             )
             self._engine.record(record)
         except Exception as exc:  # noqa: BLE001 - a failed record must not end the program
-            self._bypasses.failed(logger, "a lookup is not recorded", exc)
+            self._bypasses.warn_of_failure(logger, "a lookup is not recorded", exc)
 
 
 def _only_if_asked(level: Level, original: Callable[[], object]) -> object:

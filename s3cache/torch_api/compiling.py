@@ -270,7 +270,7 @@ def process_groups() -> tuple[int, int, object] | None:
     return dist.get_rank(), dist.get_world_size(), groups
 
 
-def copied(module: GraphModule) -> GraphModule:
+def copy_graph(module: GraphModule) -> GraphModule:
     """Copy a graph, for a compiler that changes it."""
     with names.without_fakes.get()():  # which cannot be copied into a mode of their own
         return copy.deepcopy(module)

@@ -26,7 +26,7 @@ import pytest
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from s3cache.artifact import unpickled
+from s3cache.artifact import unpickle
 from s3cache.artifact._artifact import is_listed
 from s3cache.errors import CorruptError
 from s3cache.torch_api.internals import UNPICKLED
@@ -112,20 +112,20 @@ VALUES = [
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_values_and_classes_of_the_program_can_be_unpickled(protocol: int) -> None:
     for value in VALUES:
-        found = unpickled(pickle.dumps(value, protocol))
+        found = unpickle(pickle.dumps(value, protocol))
         assert repr(found) == repr(value)
-    found = unpickled(pickle.dumps([Plain(3), Plain, act], protocol))
+    found = unpickle(pickle.dumps([Plain(3), Plain, act], protocol))
     assert isinstance(found, list)
     assert isinstance(found[0], Plain)
     assert found[0].n == 3
     assert found[1:] == [Plain, act]
-    assert unpickled(pickle.dumps(ByName(), protocol)) is Colour.RED
+    assert unpickle(pickle.dumps(ByName(), protocol)) is Colour.RED
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # from torch 2.11
 def test_tensors_and_torch_types_can_be_unpickled() -> None:
     for tensor in (torch.arange(3.0), torch.nn.Parameter(torch.ones(2)), torch.ones(2).to_sparse()):
-        found: Any = unpickled(pickle.dumps(tensor))
+        found: Any = unpickle(pickle.dumps(tensor))
         assert torch.equal(found.to_dense(), tensor.to_dense())
     value = [
         torch.float32,
@@ -135,9 +135,9 @@ def test_tensors_and_torch_types_can_be_unpickled() -> None:
         torch.Size([2]),
     ]
     value += [torch.sin, torch.nn.functional.gelu, torch.nn.functional.silu]
-    assert unpickled(pickle.dumps(value)) == value
+    assert unpickle(pickle.dumps(value)) == value
     with pytest.raises(CorruptError, match="from_file"):
-        unpickled(pickle.dumps(torch.from_file))
+        unpickle(pickle.dumps(torch.from_file))
 
 
 @dataclasses.dataclass
@@ -169,16 +169,16 @@ def named(module: str, name: str) -> bytes:
         "sys.exit", "sys.modules", "pathlib.os.system", "timeit.Timer", "torch.ops.load_library",
         # Names that a module of the program has imported.
         "tests.artifact.test_unpickling.subprocess.Popen",
-        "tests.artifact.test_unpickling.unpickled",
+        "tests.artifact.test_unpickling.unpickle",
         "tests.artifact.test_unpickling.Plain.__init__.__globals__",
-        "s3cache.artifact.unpickled",
+        "s3cache.artifact.unpickle",
     ],
 )  # fmt: skip
 def test_functions_that_act_may_not_be_named(function: str) -> None:
     for cut in range(1, function.count(".") + 1):
         parts = function.split(".")
         with pytest.raises(CorruptError):
-            unpickled(named(".".join(parts[:cut]), ".".join(parts[cut:])))
+            unpickle(named(".".join(parts[:cut]), ".".join(parts[cut:])))
 
 
 def test_a_graph_of_a_refused_entry_is_deleted_without_an_error(
@@ -192,9 +192,9 @@ def test_a_graph_of_a_refused_entry_is_deleted_without_an_error(
     graph = object.__new__(CompiledFxGraph)
     vars(graph).update(compiled_fn_runner=None, constants=subprocess.Popen)
     with pytest.raises(CorruptError, match=r"subprocess\.Popen"):
-        unpickled(pickle.dumps(graph))
+        unpickle(pickle.dumps(graph))
     vars(graph).update(constants=Plain)  # the second, careful attempt reads it
-    found: Any = unpickled(pickle.dumps(graph))
+    found: Any = unpickle(pickle.dumps(graph))
     assert found.constants is Plain
     del graph
     gc.collect()
@@ -213,7 +213,7 @@ def test_unpickling_runs_no_code_of_the_program() -> None:
         (torch._tensor._rebuild_from_type_v2, (act, torch.Tensor, (1,), {})),
     ]:
         with pytest.raises(CorruptError, match=r"internals\.py"):
-            unpickled(pickle.dumps(Call(function, args)))
+            unpickle(pickle.dumps(Call(function, args)))
     for cls in (Acting, ActingWhenMade, ActingWhenGone):
         acting = object.__new__(cls)
         acting.__dict__["x"] = 1
@@ -221,9 +221,9 @@ def test_unpickling_runs_no_code_of_the_program() -> None:
         del acting
         ACTED.clear()
         with pytest.raises(CorruptError, match=cls.__name__):
-            unpickled(content)
+            unpickle(content)
     with pytest.raises(TypeError):  # only operator.or_ is allowed
-        unpickled(pickle.dumps(Call(functools.reduce, (act, [1, "a"]))))
+        unpickle(pickle.dumps(Call(functools.reduce, (act, [1, "a"]))))
     assert ACTED == []
 
 
@@ -238,7 +238,7 @@ def test_all_sources_of_this_release_are_listed() -> None:
     assert sources <= listed <= sources | {"TensorProperty", GuardSource.__name__}
     assert not is_listed(source.__name__, "utils.Source")
     optimizer_source = source.AttrSource(source.OptimizerSource(source.LocalSource("self")), "lr")
-    restored = unpickled(pickle.dumps(source.GradSource(optimizer_source)))
+    restored = unpickle(pickle.dumps(source.GradSource(optimizer_source)))
     assert (type(restored), restored) == (source.GradSource, source.GradSource(optimizer_source))
 
 
@@ -247,7 +247,7 @@ def test_text_is_not_evaluated_as_an_expression() -> None:
 
     symbol = sympy.Symbol("s0", integer=True, positive=True)
     for good in (symbol + 1, FloorDiv(symbol, 2), sympy.Eq(symbol, 3), sympy.Float(0.5)):
-        assert unpickled(pickle.dumps(good)) == good
+        assert unpickle(pickle.dumps(good)) == good
     ACTED.clear()
     evil = f"__import__('{__name__}', fromlist='x').act(1)"
     with contextlib.suppress(Exception):
@@ -263,7 +263,7 @@ def test_text_is_not_evaluated_as_an_expression() -> None:
         (sympy.Rational, ((evil,), 2)),
     ]:
         with pytest.raises(CorruptError):
-            unpickled(pickle.dumps(Call(function, args)))
+            unpickle(pickle.dumps(Call(function, args)))
     assert ACTED == []
 
 
@@ -291,7 +291,7 @@ def test_library_functions_that_act_may_not_be_named(name: str) -> None:
     module, _, last = name.rpartition(".")
     importlib.import_module(module)
     with pytest.raises(CorruptError, match=rf"{last}.*internals\.py"):
-        unpickled(named(module, last))
+        unpickle(named(module, last))
 
 
 def test_a_storage_is_unpickled_with_weights_only(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_storage_is_unpickled_with_weights_only(tmp_path: Path) -> None:
     torch.save(Call(open, (str(trace), "w")), inner)
     evil = pickle.dumps(Call(torch.storage._load_from_bytes, (inner.getvalue(),)))
     with pytest.raises(pickle.UnpicklingError, match="weights_only"):
-        unpickled(evil)
+        unpickle(evil)
     assert not trace.exists()
     pickle.loads(evil).close()
     assert trace.exists()  # without our unpickler, the code runs
@@ -316,11 +316,11 @@ def test_no_module_of_the_program_is_imported(
     (tmp_path / "s3cache_in_the_way.py").write_text("class Innocent: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(CorruptError, match="not imported here"):
-        unpickled(named("s3cache_in_the_way", "Innocent"))
+        unpickle(named("s3cache_in_the_way", "Innocent"))
     assert "s3cache_in_the_way" not in sys.modules
 
 
 @pytest.mark.parametrize("owner", [Colour, Record, [], "text"])
 def test_getattr_works_on_enumerations_only(owner: object) -> None:
     with pytest.raises(CorruptError, match="__class__"):
-        unpickled(pickle.dumps(Call(getattr, (owner, "__class__"))))
+        unpickle(pickle.dumps(Call(getattr, (owner, "__class__"))))

@@ -52,7 +52,7 @@ WORDS = {
     "target": (r"STANDIN|stand-in for (a|the) GPU|absent GPU|S3CACHE_TARGET", 0),
     "single_flight": (r"\b(claim|lease)s?\b|single.?flight|(?-i:WAITED)", 0),
     "ranks": (r"(?<![a-z])ranks?(?![a-z])", 0),
-    "device": (r"\bseal|(?<!_)winner|moved_here|why_alone|DeviceConstraint", 0),
+    "device": (r"\bseal|(?<!_)winner|unpickle_here|why_alone|DeviceConstraint", 0),
 }
 #: Names of torch's that have such words.
 OF_TORCH = re.compile(r"_sync(_cache)?_decision_cross_ranks|\bpg_group_ranks\b|\bdist\.get_rank\b")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tests.support.compiler  # noqa: F401
-from s3cache.artifact import unpickled
+from s3cache.artifact import unpickle
 from s3cache.errors import is_machine_trouble
 from s3cache.hooks._rebuild import Kernels, NotSharableError, files_named_in, opened
 from s3cache.hooks._state import CompileState, Patches
@@ -278,7 +278,7 @@ def test_a_kernel_from_another_machine_gets_paths_of_this_machine(
     there = tmp_path / "another machine"
     content = shared(bundled({"kernel.cubin": b"verified"}, static_kernel(there)))
     assert str(tmp_path).encode() not in content
-    bundle: Any = unpickled(content)  # it refuses bound methods
+    bundle: Any = unpickle(content)  # it refuses bound methods
 
     emit(bundle)
     CompiledTritonKernels._cache.pop("key", None)
@@ -308,7 +308,7 @@ def test_only_the_files_of_a_kernel_that_run_are_shared(base: Path) -> None:
     }
     content = shared(bundled(files))
     assert here.encode() not in content
-    emit(unpickled(content))
+    emit(unpickle(content))
     kept = {path.name: path for path in (base / KERNEL).iterdir()}
     assert set(kept) == {"k.cubin", "k.json", "__grp__k.json"}
     listed = json.loads(kept["__grp__k.json"].read_bytes())["child_paths"]

@@ -129,9 +129,9 @@ class Device:
 
     def load(self, limits: object, content: bytes) -> Callable[[], object]:
         """Return a function that unpickles code for this device."""
-        from s3cache.features.device.moving import moved_here
+        from s3cache.features.device.moving import unpickle_here
 
-        return partial(moved_here, content, cast("DeviceConstraint", limits))
+        return partial(unpickle_here, content, cast("DeviceConstraint", limits))
 
     # -- winners
 

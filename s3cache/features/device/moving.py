@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from s3cache.artifact import unpickled
+from s3cache.artifact import unpickle
 from s3cache.features.device import names
 from s3cache.features.device.kernels import kernel_digest, kernel_sources
 from s3cache.features.device.names import REMEMBERED
@@ -136,18 +136,18 @@ def why_alone(graphs: Iterable[CompiledGraph], on: str) -> str | None:
     return None
 
 
-def moved_here(content: bytes, limits: DeviceConstraint) -> object:
+def unpickle_here(content: bytes, limits: DeviceConstraint) -> object:
     """Unpickle the verified bytes of an entry for the current device; or return why not."""
     if why := misplaced(limits):
         return why
     import torch
 
     if limits["device"] is None:
-        return unpickled(content)
+        return unpickle(content)
     made_for = torch.device(limits["device"])
     here = internals.current_device(made_for.type)
     if made_for == here:
-        return unpickled(content)
+        return unpickle(content)
 
     def device_of(*args: object) -> device:
         found = torch.device(*args)  # type: ignore[call-overload]
@@ -161,7 +161,7 @@ def moved_here(content: bytes, limits: DeviceConstraint) -> object:
         "torch.device": device_of,
         internals.UNPICKLED_STORAGE: storage_of,
     }
-    result = unpickled(content, instead)
+    result = unpickle(content, instead)
     for graph in graphs_of(result):
         _move_graph(graph, made_for, here)
     if not isinstance(result, internals.compiled_graph.get()):

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from s3cache import frame
-from s3cache.artifact import unpickled
+from s3cache.artifact import unpickle
 from s3cache.cache import Engine
 from s3cache.features.device import names
 from s3cache.features.device.kernels import (
@@ -194,7 +194,7 @@ class Winners:
 
     def _seal(self, watched: _Watched) -> None:
         entry, header = watched.entry, watched.entry.header
-        result = unpickled(bytes(entry.section("entry")))
+        result = unpickle(bytes(entry.section("entry")))
         reasons: dict[str, str] = {}
         for graph in graphs_of(result):
             digests = [kernel_digest(text) for _, text in kernel_sources(graph.source_code)]
@@ -214,7 +214,7 @@ class Winners:
             sealed = _sealed(bundle, settled, {each: watched.launched[each] for each in tuners})
             setattr(graph, internals.TRITON_BUNDLE, self._kernels.portable(sealed))
         content = pickle.dumps(result)
-        unpickled(content)  # as the next process will
+        unpickle(content)  # as the next process will
         left = [
             [name, reasons.get(name, why)]
             for name, why in cast("list[tuple[str, str]]", header.meta.get(LEFT) or [])

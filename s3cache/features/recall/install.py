@@ -364,7 +364,9 @@ class Recall:
                     return build(variables)
             except Exception as exc:  # noqa: BLE001 - the frame is traced, as without recall
                 self._unusable.add(candidate.variant)
-                self._bypasses.failed(logger, "guards of a recalled frame cannot be built", exc)
+                self._bypasses.warn_of_failure(
+                    logger, "guards of a recalled frame cannot be built", exc
+                )
                 return None
 
         guards = LateGuards(build_late, frame.names)
@@ -475,7 +477,7 @@ class Recall:
         except Exception as exc:
             if self._engine.settings.strict:
                 raise
-            self._bypasses.failed(logger, what, exc)
+            self._bypasses.warn_of_failure(logger, what, exc)
 
     @around(names.compiler_config)
     def _compiler_config(self, original: Function[object], backend: DynamoObject) -> object:

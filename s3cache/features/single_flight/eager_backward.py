@@ -74,7 +74,7 @@ class EagerBackward:
                 names.while_lowering.get()(config, "backward"),
                 session.state.changed(depth=0),
             ):
-                eager = lower(internals.copied(late.bw_module), late.placeholder_list)
+                eager = lower(internals.copy_graph(late.bw_module), late.placeholder_list)
         except Exception as exc:  # noqa: BLE001 - torch raises it if the backward is ever called
             logger.info("a backward cannot be lowered with its forward: %s", exc)
             return
