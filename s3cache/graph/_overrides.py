@@ -31,7 +31,7 @@ from s3cache.graph import _describe as describe
 from s3cache.graph import _origin as origins
 from s3cache.graph._describe import RegisteredVersion, UnidentifiedError, identity
 from s3cache.graph._origin import is_code, is_plain, is_third_party, is_torch_operator, origin_of
-from s3cache.graph._results import BypassReason, Code, Finding, suggested_fix
+from s3cache.graph._results import BypassReason, Code, Finding, fix_or
 from s3cache.graph._user_code import replaced_kernels, third_party_fakes
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator, TracingContext
@@ -598,7 +598,7 @@ def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[Bypa
     """Yield a reason for each library, which users cannot change, and for other replacements."""
     of_libraries: dict[str, list[tuple[Override, UnidentifiedError]]] = {}
     for override, error in refused:
-        value, otherwise = override.value, "put torch's own back"
+        value = override.value
         part = next(iter(origins.third_party_parts(value)), value)
         origin = origin_of(part)
         if origin.kind == "library" and not override.generates:
@@ -609,9 +609,7 @@ def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[Bypa
         what = f"a file, {value}" if isinstance(value, str) else describe.qualified_name(part)
         if value is ABSENT or override.how == _ALTERED:
             what = "nothing" if value is ABSENT else "a program"
-        fix, about = otherwise, error.about if hasattr(error.about, "__qualname__") else part
-        if hasattr(about, "__qualname__"):
-            fix = suggested_fix(about, f"if it depends on its inputs alone; or {otherwise}")
+        fix = fix_or("put torch's own back", error.about, part)
         code: Code = "generator" if override.generates else "override"
         and_so = "which generates code and" if override.generates else "which"
         message = f"{override.place} {override.how} by {what}, {and_so} {error}"

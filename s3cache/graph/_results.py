@@ -135,6 +135,14 @@ def suggested_fix(target: object, condition: str = "if it depends on its inputs 
     return first + register
 
 
+def fix_or(otherwise: str, *targets: object) -> str:
+    """Return ``otherwise``, after the fix for the first target that can be registered."""
+    for target in targets:
+        if hasattr(target, "__qualname__"):
+            return suggested_fix(target, f"if it depends on its inputs alone; or {otherwise}")
+    return otherwise
+
+
 # -- the report of s3cache.check and of `s3cache check`
 
 

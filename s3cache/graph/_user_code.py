@@ -31,7 +31,7 @@ from s3cache.graph._describe import (
     qualified_name,
 )
 from s3cache.graph._origin import is_third_party_rule, is_torch_operator, origin_of
-from s3cache.graph._results import BypassReason, Code, Finding, suggested_fix
+from s3cache.graph._results import BypassReason, Code, Finding, fix_or, suggested_fix
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, CALLS, content_of
 
@@ -451,9 +451,7 @@ def compilers_component(
             elif not by_inductor or origins.third_party_parts(value):
                 text = _identity_of_torchs(value, registered_version)
         except UnidentifiedError as exc:
-            fix = "pass a function that a module defines"
-            if hasattr(exc.about, "__qualname__"):
-                fix = suggested_fix(exc.about, f"if it depends on its inputs alone; or {fix}")
+            fix = fix_or("pass a function that a module defines", exc.about)
             return [BypassReason("custom-callable", f"is compiled by {name}, which {exc}", fix)]
         words += [f"{name}={text}"] if text else []
     return " ".join(words)
