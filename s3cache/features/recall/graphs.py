@@ -175,16 +175,14 @@ def joined(rows: Sequence[Plain], parts: Iterable[Callable[..., Any]]) -> Callab
 
     def run(*inputs: object) -> object:
         values: list[Any] = [*inputs]
-        for (kind, *operands), part in steps:
+        for (kind, *args), part in steps:
             if kind == "output":
-                return read(operands[0], values)
+                return read(args[0], values)
             if part is None:
-                values.append(read(operands[0], values)[read(operands[1], values)])
+                values.append(read(args[0], values)[read(args[1], values)])
                 continue
-            result = part(*read(operands[0], values))
-            values.append(
-                result[0] if operands[1] and isinstance(result, (tuple, list)) else result
-            )
+            result = part(*read(args[0], values))
+            values.append(result[0] if args[1] and isinstance(result, (tuple, list)) else result)
         return None
 
     return run

@@ -175,18 +175,16 @@ class Recall:
             self._keep(call, recording, result)
         return result
 
-    def _call(self, arguments: Mapping[str, DynamoObject]) -> _Call | None:
+    def _call(self, args: Mapping[str, DynamoObject]) -> _Call | None:
         """Return the frame with its key, or raise RefusedError; None if Dynamo must trace it."""
-        if arguments.get("export") or arguments.get("package") is not None:
+        if args.get("export") or args.get("package") is not None:
             return None
-        if any(hook is not None for hook in vars(arguments["hooks"]).values()):
+        if any(hook is not None for hook in vars(args["hooks"]).values()):
             raise RefusedError("filter", "has user functions that filter guards or frames")
-        limit, _ = names.exceeds_recompile_limit.get()(
-            arguments["cache_size"], arguments["compile_id"]
-        )
+        limit, _ = names.exceeds_recompile_limit.get()(args["cache_size"], args["compile_id"])
         if limit:
             return None
-        compiler = dynamo.compiler_of(arguments["compiler_fn"])
+        compiler = dynamo.compiler_of(args["compiler_fn"])
         if compiler is None:
             raise RefusedError("backend", "is compiled by a backend other than Inductor")
         state = dynamo.state_of_process()
@@ -203,9 +201,9 @@ class Recall:
             raise RefusedError("settings", "is compiled with options that have no text form")
         import torch
 
-        code, scope = arguments["code"], arguments["globals"]
+        code, scope = args["code"], args["globals"]
         package = getattr(scope.get("__spec__"), "parent", None)  # of relative imports
-        frame = PythonFrame(code, scope, arguments["locals"], arguments["closure"])
+        frame = PythonFrame(code, scope, args["locals"], args["closure"])
         parts = {
             "s3cache": __version__,
             "fields": FIELDS,
@@ -218,7 +216,7 @@ class Recall:
             "dynamo.config": options,
             "compiler": compiler,
             "state": state[1],
-            "fullgraph": bool(arguments["one_graph"]),
+            "fullgraph": bool(args["one_graph"]),
             "code": code_fingerprint(code),
             "function": code.co_name,
             "cells": code.co_cellvars,
@@ -231,13 +229,7 @@ class Recall:
         key = labelled_key(KEYS, parts.items())
         program = self._agreement.look()
         return _Call(
-            frame,
-            key,
-            state[0],
-            arguments["compile_id"],
-            settings,
-            arguments["compiler_fn"],
-            program,
+            frame, key, state[0], args["compile_id"], settings, args["compiler_fn"], program
         )
 
     def _find(self, call: _Call) -> FrameComparison | None:

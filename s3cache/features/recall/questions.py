@@ -150,12 +150,10 @@ def of_identity(result: Any, tx: object, values: Any, _: object) -> Iterator[Que
         and left.is_python_constant()
         and right.is_python_constant()
     ):
-        constant, other = left.as_python_constant(), right.as_python_constant()
-        is_shared = (
-            type(constant) in _SHARED and type(constant) is type(other) and constant == other
-        )
-        if is_shared and not (type(constant) is int and -5 <= constant <= 256):
-            raise RefusedError("object", f"asks whether {constant!r} is another one")
+        value, other = left.as_python_constant(), right.as_python_constant()
+        is_shared = type(value) in _SHARED and type(value) is type(other) and value == other
+        if is_shared and not (type(value) is int and -5 <= value <= 256):
+            raise RefusedError("object", f"asks whether {value!r} is another one")
     yield from ()
 
 

@@ -55,15 +55,14 @@ class EagerBackward:
             self._lower(compile_, call.arguments)
         return original(*call.args, **call.kwargs)
 
-    def _lower(self, compile_: Compile, arguments: AutogradArguments) -> None:
+    def _lower(self, compile_: Compile, args: AutogradArguments) -> None:
         """Lower a backward, save the entry, and give torch a function that returns it later."""
         import torch
 
         lower, save, late = (
-            arguments[name]
-            for name in ("bw_compiler", "try_save_cache_entry", "lazy_backward_info")
+            args[name] for name in ("bw_compiler", "try_save_cache_entry", "lazy_backward_info")
         )
-        config, metadata, session = arguments["aot_config"], arguments["fw_metadata"], self._session
+        config, metadata, session = args["aot_config"], args["fw_metadata"], self._session
         options, version_of = session.state.options, session.keys.version_of
         donated = metadata.bw_donated_idxs
         try:
@@ -91,4 +90,4 @@ class EagerBackward:
             return eager if is_same else lower(module, values)
 
         internals.hide(lower_late)
-        arguments.update(bw_compiler=lower_late, try_save_cache_entry=None)
+        args.update(bw_compiler=lower_late, try_save_cache_entry=None)
