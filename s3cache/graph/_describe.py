@@ -268,6 +268,8 @@ class _Identifier(Describer):
             code = FunctionType, types.MethodType, partial
             items = (state or {}).items()
             kept = {n: v for n, v in items if isinstance(v, code) or _is_constant(v, 0)}
+            if kind is internals.fake_mode.get():  # a process that hits traces less
+                kept = {n: v for n, v in kept.items() if n not in internals.STATE_OF_FAKE_MODE}
             return text if state is None else self.all(text, [kept])
         if state is None or kind.__module__ == "unittest.mock" or is_tensor:
             return super().other(value)

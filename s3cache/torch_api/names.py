@@ -413,6 +413,11 @@ current_tracing_context = AnyFunction("torch._guards:TracingContext.try_get")
 tracing = AnyFunction("torch._guards:tracing")
 tracing_context = AnyFunction("torch._guards:TracingContext")
 fake_tensor: Internal[type[Tensor]] = Internal(f"{_FAKE}:FakeTensor")
+fake_mode = AnyClass(f"{_FAKE}:FakeTensorMode")
+#: What a fake mode counts and enters while it traces; its other attributes are its options.
+STATE_OF_FAKE_MODE = Fields(
+    f"{_FAKE}:FakeTensorMode", "enter_stack epoch in_kernel_invocation nt_tensor_id_counter"
+).names
 shape_env = AnyFunction(f"{_SHAPES}:ShapeEnv")
 #: Writes the guards of an entry.
 guards_expression = Internal[Function["str | None"]](

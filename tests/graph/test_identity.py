@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from s3cache.graph._describe import UnidentifiedError, code_fingerprint, identity, rough_identity
 from s3cache.graph._origin import origin_of
@@ -94,6 +95,17 @@ def test_values_in_a_librarys_function_are_in_its_identity(install: Install) -> 
         lambda by: property(library.of(by)),
     ):
         assert identity(make(1)) == identity(make(1)) != identity(make(2))
+
+
+def test_what_a_fake_mode_has_counted_is_not_in_an_identity(install: Install) -> None:
+    """A process that hits traces less than one that misses, with the same function."""
+    library: Any = install(LIBRARY)
+    mode = FakeTensorMode()
+    before = identity(library.of(mode))
+    with mode:
+        mode.epoch += 1
+        assert identity(library.of(mode)) == before
+    assert identity(library.of(FakeTensorMode(allow_non_fake_inputs=True))) != before
 
 
 def test_unidentified_code_has_only_a_rough_identity() -> None:
