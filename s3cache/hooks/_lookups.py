@@ -63,6 +63,7 @@ from s3cache.util.logs import logger_of
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from s3cache.insight import Explanation
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 
 logger = logger_of("lookups")
@@ -402,8 +403,12 @@ class Lookups:
 
         what = "a graph without a record"
         with contextlib.suppress(ConfigError):  # nothing is recorded
+            whole: Explanation | None = None
             for each in explain().explanations:
-                what = " ".join(repr(each).split()) if each.record.kind == "aot" else what
+                whole = each if each.record.kind == "aot" else whole
+                # Below a whole graph that missed, it says nothing new.
+                cause = each if whole is None or whole.record.outcome == "bypass" else whole
+                what = " ".join(repr(cause).split())
         raise MissError(f"on_miss is error, but this graph would be compiled: {what}")
 
     def _raise_of(self, lookup: Lookup) -> None:

@@ -100,6 +100,16 @@ def test_a_program_that_must_not_compile_ends_at_its_first_miss(site: Site) -> N
     assert "24" in missed
 
 
+def test_the_error_is_about_the_level_that_missed(site: Site) -> None:
+    """A graph that is not cached as a whole hits at the second level, or misses there."""
+    calls = ([8], "compile", "doubled"), ([8, 24], "error", "doubled")
+    (first,), (found, missed) = site.machine("one").run("test_switches:steps", site.url, calls)
+    assert isinstance(first, float)
+    assert found == first
+    assert "miss: FX graph" in missed
+    assert "bypass" not in missed
+
+
 @nightly
 def test_the_error_names_the_operator_that_differs(site: Site) -> None:
     calls = ([8], "compile"), ([8], "error", "tan")
@@ -109,6 +119,19 @@ def test_the_error_names_the_operator_that_differs(site: Site) -> None:
 
 
 # -- a program that must not compile: ``on_miss=error``
+
+
+@torch.library.custom_op("s3cache_switches::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+doubled.register_autograd(lambda _, grad: grad * 2)
 
 
 def steps(url: str, calls: list[list[Any]]) -> list[list[Any]]:
@@ -124,7 +147,7 @@ def step(url: str, name: str, sizes: list[int], on_miss: str, operator: str = "s
 
         @torch.compile(dynamic=False)
         def function(x: Any) -> Any:
-            return getattr(torch, operator)(x).cos() * x
+            return getattr(torch, operator, doubled)(x).cos() * x
 
         for size in sizes:
             x = torch.linspace(0, 1, size, requires_grad=True)
