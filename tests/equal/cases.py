@@ -92,7 +92,7 @@ def case(row: str, **expected: Any) -> Callable[[Program], Program]:
 
 def load_cases() -> dict[str, Case]:
     """Import the cases; return them by name."""
-    for module in ("safety", "data", "runtime", "autograd"):
+    for module in ("safety", "data", "runtime", "autograd", "ahead"):
         import_module(f"tests.equal.kinds.{module}")
     return CASES
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 _SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
+_RANDOM = "precompile_backend_id"  # an id that each compile ahead of time draws: left out
 
 
 def differences_from_torch(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
@@ -19,7 +20,7 @@ def differences_from_torch(ours: Any, theirs: Any, where: str = "") -> Iterator[
     elif "text" not in ours:
         own = getattr(theirs, "__dict__", {})
         known = {name: value for name, value in own.items() if value is not None}
-        for name in {*ours, *known} - {"class"}:
+        for name in {*ours, *known} - {"class", _RANDOM}:
             value = known[name] if name in known else getattr(theirs, name)
             yield from _differences(ours.get(name), value, f"{where}.{name}")
 
