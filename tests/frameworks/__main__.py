@@ -22,10 +22,9 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from benchmarks.render import fill
-from tests.frameworks.trials import PROGRAMS, RUNS, Program, complaints, run_program
+from tests.frameworks.trials import PROGRAMS, ROOT, RUNS, Program, complaints, run_program
 
 QUICK = ("alone", "first", "third")
-ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
     "framework", "program", "hits: graphs + FX graphs", "misses", "bypasses", "lowered",
     "compilers", "losses", "same disk: lowered, torch alone", "seconds, cold → elsewhere",
@@ -85,9 +84,10 @@ def _kept(folder: Path, name: str, runs: Collection[str]) -> dict[str, Any]:
 
 def _version(program: Program) -> str:
     """Return the version of the framework, which may not be on this process's path."""
-    if not program.beside:
+    if not (program.beside or program.environment):
         return version(program.framework)
-    for each in distributions(path=[program.path]):
+    packages = Path(program.python).parents[1].glob("lib/python*/site-packages")
+    for each in distributions(path=[program.path or sys.prefix, *map(str, packages)]):
         if each.metadata["Name"] == program.framework:
             return each.version
     raise PackageNotFoundError(program.framework)

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# Builds .venv-frameworks. It is separate: users of s3cache have one of these packages, never all.
+# Builds .venv-frameworks and .venv-vllm. They are separate: users of s3cache have one of these
+# packages, never all, and vLLM has a version of its own of most.
 # torch comes first, so that no other package chooses its build. torchtune needs a torchao, and Hydra
 # an omegaconf, that no other package should have.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 venv=.venv-frameworks
 
+infra/venv.sh .venv-vllm -c constraints.txt torch
+if [ tests/frameworks/vllm.txt -nt .venv-vllm/.complete ]; then
+  .venv-vllm/bin/python -m pip install --quiet --no-deps -r tests/frameworks/vllm.txt -e .
+  touch .venv-vllm/.complete
+fi
 infra/venv.sh "$venv" -c constraints.txt torch
 for file in "$venv/.ready" pyproject.toml constraints-frameworks.txt; do
   if [ ! -e "$venv/.complete" ] || [ "$file" -nt "$venv/.complete" ]; then stale=yes; fi
