@@ -58,6 +58,8 @@ _TRACING = (
 # Names that Dynamo adds to the module of a function that it compiled, such as `torch.cond`. Only
 # the compiled code of that function uses them.
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")
+# Types of values that torch counts and remembers in its modules, such as the number of a graph.
+_STATE = (int, float, type(None))
 _UNKNOWN = object()  # in place of a third-party value that was there at the first look
 
 _REPLACED, _REGISTERED, _AGAIN = "was replaced", "was registered", "was registered again"
@@ -359,7 +361,7 @@ class Surface:
                 name: value
                 for name, value in first.items()
                 if value is not _UNKNOWN
-                if type(value) not in (int, float) or not container.is_state(name)
+                if type(value) not in _STATE or not container.is_state(name)
             }
             self.unknown[copy.place] = describe.digest_of(settled)
         changes = container.compare()
