@@ -151,10 +151,20 @@ class Progress:
     def _while_compiling(
         self, original: Function[AbstractContextManager[None]], *args: object, **kwargs: object
     ) -> Iterator[None]:
+        with self._counted(), original(*args, **kwargs):
+            yield
+
+    # Dynamo does not say that it compiles ahead of time, nor Inductor that it is called alone.
+    @around(internals.compile_fx)
+    def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        with self._counted():
+            return original(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
         self._count_compiles(1)
         try:
-            with original(*args, **kwargs):
-                yield
+            yield
         finally:
             self._count_compiles(-1)
 

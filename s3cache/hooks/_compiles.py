@@ -535,13 +535,14 @@ class Compiles:
             about.update(key=key, bytes=entry.size, saved=is_saved)
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, entry.size, saving.level.label)
-                if saving.level is FX:
-                    self.parts[key] = entry.header.variant
-                else:
+                if saving.level is AOT or self.current() is None:  # else it is a part
                     compile_s, now = sum(compile_ns(saving.result)) / 1e9, time.time()
                     began = now - saved.elapsed_s
                     self._engine.record(Event("compile", began, compile_s, key))
                     self._engine.record(Event("save", now, saved.elapsed_s, key, entry.size))
+                if saving.level is FX:
+                    self.parts[key] = entry.header.variant
+                else:
                     for graph in graphs_of(saving.result):
                         part = getattr(graph, "_fx_graph_cache_key", None) or ""
                         if part in self.built_from:

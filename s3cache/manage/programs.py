@@ -47,12 +47,17 @@ class _Look:
 
     @property
     def lookups(self) -> list[Record]:
-        """Return the lookups of whole graphs."""
-        return [record for run in self.runs for record in run.records if record.kind == "aot"]
+        """Return the lookups of whole graphs, and of those that have no whole graph to hit."""
+        return [
+            record
+            for run in self.runs
+            for record in run.records
+            if record.kind == "aot" or (record.kind == "fx" and not record.of_whole)
+        ]
 
     @property
     def missed(self) -> dict[str, bool]:
-        """Return the keys of whole graphs that missed, and whether an entry was saved later."""
+        """Return the keys of graphs that missed, and whether an entry was saved later."""
         saved = {event.name for run in self.runs for event in run.events if event.event == "save"}
         return {it.key: it.key in saved for it in self.lookups if it.outcome == "miss"}
 
@@ -177,10 +182,10 @@ def check_program(
 
 
 def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
-    """Return each graph once, with the reasons if its save was refused."""
+    """Return each whole graph once, with the reasons if its save was refused."""
     refused: dict[str, Record] = {}
     by_graph: dict[object, list[Record]] = defaultdict(list)
-    for record in lookups:
+    for record in (record for record in lookups if record.kind == "aot"):
         if record.outcome == "bypass" and record.key:
             refused[record.key] = record
         else:
@@ -215,8 +220,8 @@ def warm(
 
     That is when it has compiled nothing for ``quiet_s`` after a lookup, and all missed graphs are
     saved and uploaded. ``environments`` yield more environment variables, or ``None`` for those
-    that the job must not have. In the result, ``misses`` counts the missed lookups of whole graphs,
-    ``added`` those of them that were saved.
+    that the job must not have. In the result, ``misses`` counts the missed lookups of graphs, at
+    the second level if they are not cached as a whole, ``added`` those of them that were saved.
 
     Raises ConfigError if the remote, the local tier or the program is missing, and StoreError if
     the local tier cannot be used.

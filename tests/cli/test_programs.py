@@ -23,8 +23,8 @@ from s3cache.records import Event, Record, Recorder
 os.makedirs(os.environ["S3CACHE_LOCAL_DIR"], 0o700, exist_ok=True)
 recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
 atexit.register(recorder.close, 60)
-def look_up(outcome, key="", **more):
-    recorder.add(Record("aot", outcome, key=key, time=time.time(), **more))
+def look_up(outcome, key="", kind="aot", **more):
+    recorder.add(Record(kind, outcome, key=key, time=time.time(), **more))
 def save(key):
     with s3cache.Cache.open() as cache:
         cache.lookup(key)
@@ -180,13 +180,18 @@ def test_check_runs_nothing_with_an_unsupported_torch(
 # -- warm
 
 
+@pytest.mark.parametrize("kind", ["aot", "fx"])
 def test_warm_ends_a_long_job_once_its_graphs_are_cached(
-    call: Call, shelf: Shelf, tmp_path: Path
+    call: Call, shelf: Shelf, tmp_path: Path, kind: str
 ) -> None:
-    """Its children end too, but not before all misses are saved and uploaded."""
+    """Its children end too, but not before all misses are saved and uploaded.
+
+    Graphs that are not cached as a whole miss at the second level.
+    """
     alive = tmp_path / "alive"
     job = f"""{LOOKS_UP}
-look_up("miss", "a1", reason="absent")
+look_up("miss", "a1", {kind!r}, reason="absent")
+look_up("miss", "a3", "fx", reason="absent", of_whole=True)
 look_up("hit", "a2", reason="remote")
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open({str(alive)!r}, "w").write(str(child.pid))

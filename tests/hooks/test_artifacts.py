@@ -11,6 +11,9 @@ from torch._inductor.utils import fresh_cache
 
 import s3cache
 import tests.support.compiler  # noqa: F401
+from s3cache.insight import manifest
+from s3cache.records import recorded
+from s3cache.settings import WATCHED
 from tests.hooks.artifacts import half, opaque, plain
 from tests.support.marks import nightly, slow
 from tests.support.sites import Site
@@ -71,6 +74,30 @@ def test_each_graph_that_is_not_looked_up_is_recorded_with_the_reason(tmp_path: 
         ("aot", "bypass", "torch"),
     ]
     assert next(each.outcome for each in records if each.kind == "fx") == "miss"
+
+
+def test_saves_at_the_second_level_are_recorded_like_those_of_whole_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``s3cache warm`` waits for them, and ``pull`` can fetch them. Each compile is noted."""
+    monkeypatch.setenv(WATCHED, "1")
+    with torch._dynamo.config.patch(enable_aot_compile=True):
+        compiled: Any = torch.compile(half, fullgraph=True)
+    with s3cache.enabled("memory://saves", local_dir=str(tmp_path)) as cache:
+        torch._dynamo.allow_in_graph(opaque)
+        compiled.aot_compile(((torch.ones(3, 3),), {}))
+        cache.flush()
+        (run,) = recorded([str(tmp_path)])
+    (miss,) = [record for record in run.records if record.kind == "fx"]
+    assert miss.outcome == "miss"
+    assert miss.key in manifest([run]).splitlines()
+    # Once at the start, then the only compile, which Dynamo does not announce.
+    assert sum("compiling" in line for line in _lines(tmp_path)) == 3
+
+
+def _lines(local: Path) -> list[str]:
+    (path,) = (local / "records").glob("*.jsonl")
+    return path.read_text().splitlines()
 
 
 @slow
