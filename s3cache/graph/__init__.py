@@ -45,3 +45,4 @@ from s3cache.graph._user_code import forget_kernels as forget_kernels
 from s3cache.graph._user_code import operators_with_others_rules as operators_with_others_rules
 from s3cache.graph._user_code import record_kernel as record_kernel
 from s3cache.graph._user_code import subclass_text as subclass_text
+from s3cache.graph._user_code import traced_operators as traced_operators

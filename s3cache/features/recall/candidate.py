@@ -51,7 +51,10 @@ class Candidate:
         imports: modules by the global name that Dynamo gave them.
         code: the bytecode.
         resumes: code that resumes after a graph break, by placeholder, with its name.
-        graphs: key and input sources of each graph; DDP may split a frame into several.
+        graphs: key and input sources of each graph, and how many of them it holds; DDP may split a
+            frame into several. The key is "" if entries under it must not be used.
+        traced: the graph itself, for :class:`.traced_graph.Compilation`; nil if its key is enough,
+            until a lookup under the key has missed.
         split: how DDP's parts are put together, see ``torch_api/dynamo.py``; nil for one graph.
         compiled: the placeholder of the function that the bytecode calls.
         facts: the layout of inputs in memory, as text.
@@ -79,6 +82,7 @@ class Candidate:
     code: bytes = b""
     resumes: list[Any] = field(default_factory=list)
     graphs: list[Any] = field(default_factory=list)
+    traced: list[Any] | None = None
     split: list[Any] | None = None
     compiled: str = ""
     facts: list[str] = field(default_factory=list)
@@ -91,6 +95,11 @@ class Candidate:
         """Return the sources that the frame reads in other ways than by single keys."""
         guarded = {number for kind, number, *_ in self.guards if kind not in _OF_ONE_KEY}
         return guarded.union(self.key_order)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the graphs are looked up under their keys."""
+        return all(key for key, *_ in self.graphs)
 
     @property
     def wildcards(self) -> int:
@@ -111,7 +120,8 @@ class Candidate:
     def condition(self) -> str:
         """A digest of reads and guards: two results under one condition are a mistake."""
         asked = [self.guards, self.questions, self.sizes, self.expressions, self.groups]
-        parts = [self.rows, self.reads, *asked]
+        values = self.traced[-1] if self.traced and not self.has_keys else None
+        parts = [self.rows, self.reads, *asked, values]
         return hashlib.sha256(msgpack.packb(parts)).hexdigest()[:32]
 
     @classmethod

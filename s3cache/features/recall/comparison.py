@@ -27,6 +27,7 @@ from s3cache.features.recall.sources import (
     Sources,
     builtins_of,
 )
+from s3cache.features.recall.traced_graph import Compilation
 from s3cache.graph import origin_of_file, placement
 
 
@@ -47,6 +48,7 @@ class FrameComparison:
         self._added: list[str] = []  # global names of modules
         # Items that optimizers have added to their state.
         self._states: list[tuple[dict[object, object], dict[object, object]]] = []
+        self._compilation: Compilation | None = None
         self.difference = "cannot be compared"
         try:
             self.difference = self._difference()
@@ -123,6 +125,8 @@ class FrameComparison:
             inputs = [places.at(each) for _, numbers, _ in candidate.graphs for each in numbers]
             if placement(inputs, has_places=has_places) != candidate.facts[1:]:
                 return "the layout of inputs in memory"
+            if not candidate.has_keys and self.compilation() is None:
+                return "a value in the graph"
         # torch keeps the first module that it imports by a name: from now on, these ones.
         for alias, name in candidate.imports:
             is_torchs = alias.startswith(dynamo.IMPORT)
@@ -165,6 +169,15 @@ class FrameComparison:
         for key, numbers, bound in self.candidate.graphs:
             sources = [self._places.source(number) for number in numbers]
             yield key, [*map(self._places.at, numbers)], sources, bound
+
+    def compilation(self) -> Compilation | None:
+        """Return the compile of Dynamo's graph; None if it is not saved, or may be another now."""
+        candidate, places = self.candidate, self._places
+        if self._compilation is None and candidate.traced is not None:
+            ((_, numbers, _),) = candidate.graphs
+            compilation = Compilation(candidate.traced, [*map(places.at, numbers)], places.at)
+            self._compilation = compilation if compilation.is_as_traced() else None
+        return self._compilation
 
     def seen(self) -> list[tuple[str, object]]:
         """Return the inputs with sizes that Dynamo would remember, by Dynamo's names."""

@@ -501,6 +501,24 @@ class _Layout(Describer):
         return f"{text}{self.of(state)}" if state else text
 
 
+class _Metadata(Describer):
+    """Describes what a tensor subclass keeps besides its tensors."""
+
+    def code(self, value: object) -> str:
+        return self.refuse(f"a tensor subclass with {value!r}", value)
+
+    def other(self, value: object) -> str:
+        state = getattr(value, "__dict__", None)
+        if not isinstance(state, dict):
+            return self.refuse(f"a tensor subclass with a {type(value).__qualname__}", value)
+        return f"{type(value).__module__}.{type(value).__qualname__} {self.of(state)}"
+
+
+def metadata_text(value: Any) -> str:
+    """Return the text of the metadata of a wrapper subclass, which torch guards by equality."""
+    return _Metadata().of(value.__tensor_flatten__()[1])
+
+
 def is_layout(value: object) -> bool:
     """Return whether a value is torch's mesh of devices, or describes a distributed tensor."""
     if names.DISTRIBUTED not in sys.modules:

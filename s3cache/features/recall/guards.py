@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from s3cache.features.recall import names
 from s3cache.features.recall.candidate import Candidate
-from s3cache.features.recall.content import is_whole
+from s3cache.features.recall.content import is_whole, metadata_text
 from s3cache.features.recall.sources import OWN_BUILTINS, Plain, RefusedError, Sources
 from s3cache.graph import PLAIN_KINDS
 
@@ -18,7 +18,7 @@ from s3cache.graph import PLAIN_KINDS
 Builder: TypeAlias = Callable[[dict[str, object]], Any]
 
 # Guards that can be checked before a trace, by the functions that make them. The second set is
-# checked by its first argument; the third is about the process.
+# checked by its first argument, if it has one; the third is about the process.
 _BY_CONTENT = frozenset(
     """
     TYPE_MATCH BOOL_MATCH NONE_MATCH NOT_NONE_MATCH ID_MATCH EQUALS_MATCH CONSTANT_MATCH
@@ -28,7 +28,7 @@ _BY_CONTENT = frozenset(
     FAKE_SCRIPT_TYPE_MATCH OPAQUE_OBJ_GUARD_FN_MATCH
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
-BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], object]]] = {
     "HASATTR": hasattr,
     "NOT_PRESENT_IN_GENERIC_DICT": lambda value, name: name in getattr(value, "__dict__", ()),
     "DICT_CONTAINS": lambda value, key: dict.__contains__(value, key),
@@ -36,6 +36,7 @@ BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "SET_CONTAINS": lambda value, key: key in value,
     "SET_NOT_CONTAINS": lambda value, key: key in value,
     "DUPLICATE_INPUT": lambda value, other: value is other,
+    "TENSOR_SUBCLASS_METADATA_MATCH": lambda value, _: metadata_text(value),
 }
 OF_PROCESS = frozenset(
     """
@@ -106,9 +107,9 @@ def _has_content(value: object) -> bool:
 
 def check_guard(
     sources: Sources, kind: str, number: int, args: Sequence[Plain], kwargs: Mapping[str, Plain]
-) -> bool:
+) -> object:
     """Return the result of a guard of ``BY_ARGUMENT``."""
-    argument = [*args, *kwargs.values()][0]
+    argument: Any = next(iter([*args, *kwargs.values()]), None)
     is_source = kind == "DUPLICATE_INPUT"
     other = sources.at(argument[1]) if is_source else sources.argument(argument)
     return BY_ARGUMENT[kind](sources.at(number), other)

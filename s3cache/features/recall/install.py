@@ -88,7 +88,7 @@ class _Call:
     state: DynamoObject
     compile_id: DynamoObject
     settings: str
-    compiler: object
+    compiler: DynamoObject
     program: bytes  # the digest of the facts of this program
     began: float = field(default_factory=time.time)
     replaces: list[EntryFrame] = field(default_factory=list)  # with ``recache``
@@ -96,6 +96,7 @@ class _Call:
     fits: list[tuple[FrameComparison, EntryFrame]] = field(default_factory=list)
     buried: set[str] = field(default_factory=set)
     is_full: bool = False  # there are too many candidates to save another one
+    missed: bool = False  # whether a candidate was used, and its graph has no entry
 
 
 class _OfThread(threading.local):
@@ -325,11 +326,16 @@ class Recall:
                 for optimizer in comparison.optimizers():  # as torch does
                     weakref.finalize(optimizer, held.clear)
                 with self._state.changed(caller=frame.code):
-                    part = rebuilt(
+                    part: Any = key_of_graph and rebuilt(
                         self._session, key_of_graph, inputs, sources, held, candidate.lowered,
                         lambda: settings_text(version) == call.settings,
                     )  # fmt: skip
-                if part is None:
+                    if not part and (compilation := comparison.compilation()) is not None:
+                        part = self._state.compile_frame(
+                            compilation.run, call.compiler, sources, call.compile_id
+                        )
+                if not part:
+                    call.missed = True
                     comparison.withdraw_state()
                     return None
                 parts.append(part)
@@ -385,9 +391,8 @@ class Recall:
             if subclasses and all(map(is_of_distributed, subclasses)):
                 others.discard(_SUBCLASSES)
                 recording.asked.append(SHARDING)
-            if others:
-                raise RefusedError("code", f"has a graph with {', '.join(sorted(others))}")
-            candidate = recording.finish(code, has_places="inputs.places" in components)
+            has_places = "inputs.places" in components
+            candidate = recording.finish(code, has_places=has_places, by_key=not others)
         except RefusedError as exc:
             self._refuse(exc, call.frame.code, call.began)
             self._bury(call, None, f"it is refused now: {exc}")
@@ -399,13 +404,19 @@ class Recall:
         if alike is not None:
             self._counts.count("agreed")
             self._record("agreed", call.frame.code, call.began)
-            candidate = alike[0].candidate
+            candidate, traced = alike[0].candidate, candidate
+            if call.missed and candidate.traced is None:
+                try:
+                    candidate.traced = recording.traced_graph(traced)
+                except RefusedError as exc:
+                    self._refuse(exc, call.frame.code)
+                    return
         else:
             self._record("traced", call.frame.code, call.began)
             self._bury(call, candidate, "tracing gives another result")
         if candidate.condition in call.buried or not self._agreement.writes:
             return
-        if not self._agreement.add(candidate, call.program):
+        if not (self._agreement.add(candidate, call.program) or call.missed):
             return
         if call.is_full and alike is None:
             return
@@ -506,6 +517,7 @@ class Recall:
             (names.make_random, partial(_refuse_call, "random", "uses an object of random.Random")),
             (names.run_comptime, _refuse_comptime),
             (names.update_automatic_dynamic, lambda it, tx, x, *_, **__: it.dynamic.append(x)),
+            (names.call_inductor, lambda it, _, gm, *__, **___: it.note_graph(gm)),
         ]
         for function, note in noted:
             if function.expected:

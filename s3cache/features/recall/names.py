@@ -154,6 +154,7 @@ exceeds_recompile_limit = AnyFunction(
 )
 inductor_wrapper = AnyClass(_WRAPPER, feature=FEATURE)
 compiler_config = AnyFunction(f"{_WRAPPER}.get_compiler_config", feature=FEATURE)
+call_inductor = AnyFunction(f"{_WRAPPER}.__call__", feature=FEATURE)
 (ORIGINAL_BACKEND,) = Fields(
     "torch._dynamo.repro.after_dynamo:WrapBackendDebug",
     "_torchdynamo_orig_backend",
@@ -208,6 +209,19 @@ cleanups = AnyObject(f"{_UTILS}:CleanupManager.instance", feature=FEATURE)
 
 # -- graphs
 
+#: Attributes of an input of Dynamo's graph, and of the graph.
+_CALL_COMPILER = "torch._dynamo.output_graph:OutputGraph._call_user_compiler"
+(INPUT_SOURCE,) = Fields(_CALL_COMPILER, "_dynamo_source", feature=FEATURE)
+(BREAK_REASON,) = Fields(
+    "torch._dynamo.output_graph:OutputGraph.compile_and_call_fx_graph",
+    "compile_subgraph_reason",
+    feature=FEATURE,
+)
+OF_GRAPH = Fields(_CALL_COMPILER, "_param_name_to_source _source_to_user_stacks", feature=FEATURE)
+symbolic_context = AnyFunction(f"{_BUILDER}:_automatic_dynamic", feature=FEATURE)
+preserve_global_state = AnyFunction(f"{_FRAME}:preserve_global_state", feature=FEATURE)
+python_dispatcher = AnyFunction("torch._dispatch.python:enable_python_dispatcher", feature=FEATURE)
+checkpointed = AnyObject("torch._higher_order_ops.wrap:tag_activation_checkpoint", feature=FEATURE)
 DDP_OPTIMIZER = "torch._dynamo.backends.distributed"
 compile_parts = AnyFunction(f"{DDP_OPTIMIZER}:DDPOptimizer.compile_fn", feature=LOADING)
 Fields(

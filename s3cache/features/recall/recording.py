@@ -54,6 +54,7 @@ from s3cache.features.recall.sources import (
     name_of_module,
     without_marks,
 )
+from s3cache.features.recall.traced_graph import TracedGraph
 from s3cache.graph import (
     PLAIN_KINDS,
     UnidentifiedError,
@@ -113,6 +114,8 @@ class Recording:
     refused: RefusedError | None = None
     candidate: Candidate | None = None  # set after the trace, before guards are built
     split: list[Any] | None = None  # how DDP's parts are called
+    # The graphs from Dynamo, or why they cannot be saved.
+    graphs: list[TracedGraph | RefusedError] = field(default_factory=list)
     _graph: Any = None
     _reads_environment: bool = False
 
@@ -357,8 +360,18 @@ class Recording:
             if file is not None and origin_of_file(str(file)).kind not in OWN_KINDS:
                 raise RefusedError("code", f"uses {value!r}, which has no source")
 
-    def finish(self, code: types.CodeType, *, has_places: bool) -> Candidate:
-        """Return the candidate with the final bytecode of the frame, or raise RefusedError."""
+    def note_graph(self, gm: Any) -> None:
+        """Keep a graph that Dynamo hands to Inductor, which changes it."""
+        try:
+            self.graphs.append(TracedGraph.of(gm))
+        except RefusedError as exc:
+            self.graphs.append(exc)
+
+    def finish(self, code: types.CodeType, *, has_places: bool, by_key: bool) -> Candidate:
+        """Return the candidate with the final bytecode of the frame, or raise RefusedError.
+
+        ``by_key`` says whether the keys of its graphs decide what they compute.
+        """
         candidate = self.candidate
         if candidate is None:
             raise self.refused or RefusedError("error", "was not traced to its end")
@@ -381,7 +394,9 @@ class Recording:
                 candidate.imports.append([names[name], value.__name__])
             elif name not in graph.import_sources:
                 raise RefusedError("global", f"its bytecode needs {name}")
-        self._add_graph(candidate, has_places=has_places)
+        self._add_graph(candidate, has_places=has_places, by_key=by_key)
+        if not candidate.has_keys:
+            candidate.traced = self.traced_graph(candidate)
         candidate.questions = question_rows(
             self.asked, self._sources, builtins_of(self.frame.names)
         )
@@ -396,6 +411,7 @@ class Recording:
                 [
                     _code_text(renamed(code, names)),
                     candidate.graphs,
+                    candidate.traced,
                     [each[0] for each in candidate.resumes],
                 ]
             )
@@ -425,7 +441,7 @@ class Recording:
             code, is_factory = value.__code__, False
         return [placeholder, packed(code, self._constant_row), code.co_name, is_factory]
 
-    def _add_graph(self, candidate: Candidate, *, has_places: bool) -> None:
+    def _add_graph(self, candidate: Candidate, *, has_places: bool, by_key: bool) -> None:
         if not candidate.compiled:
             if self.lookups:
                 raise RefusedError("graphs", "looks up a graph that it does not call")
@@ -434,17 +450,36 @@ class Recording:
         if len(self.lookups) != parts:
             raise RefusedError("graphs", f"looks up {len(self.lookups)} graphs for {parts}")
         values: list[Any] = []
+        by_key &= all(lookup.key and not lookup.reasons for lookup in self.lookups)
         for lookup in self.lookups:
-            if lookup.key is None or lookup.reasons:
-                raise RefusedError("second-level", "has a graph without a key of its own")
             known_sources = [each for each in lookup.sources if each is not None]
             if self.split is None and len(known_sources) < len(lookup.sources):
                 raise RefusedError("graphs", "has an input of the graph without a source")
             numbers = [*map(self._sources.number, known_sources)]
-            candidate.graphs.append([lookup.key, numbers, lookup.bound])
+            candidate.graphs.append([lookup.key if by_key else "", numbers, lookup.bound])
             values += map(self._sources.at, numbers)
         candidate.split = self.split
         candidate.facts = [str(has_places), *placement(values, has_places=has_places)]
+
+    def traced_graph(self, candidate: Candidate) -> list[Any]:
+        """Return Dynamo's graph for the candidate, or raise RefusedError."""
+        what = "an entry" if candidate.has_keys else "a key"
+        if len(self.graphs) != 1 or self.split is not None:
+            raise RefusedError("second-level", f"has several graphs, and one without {what}")
+        (graph,), ((_, numbers, _),) = self.graphs, candidate.graphs
+        try:
+            if isinstance(graph, RefusedError):
+                raise graph
+            inputs = [*map(self._sources.at, numbers)]
+            return graph.saved(inputs, self._place_of, self._sources.at)
+        except RefusedError as exc:
+            raise RefusedError("second-level", f"has a graph without {what}, and {exc}") from exc
+
+    def _place_of(self, function: object) -> int:
+        source = next((source for source, read in self.reads if read is function), None)
+        if source is None:
+            raise RefusedError("graphs", f"calls {function!r}, which has no source")
+        return self._sources.number(source)
 
 
 def _keys_of_tables(

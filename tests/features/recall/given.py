@@ -119,4 +119,39 @@ def compiled_text(text: str, name: str = "f") -> Any:
     return space[name]
 
 
+#: What a wrapper adds, of which its class has no text.
+SHIFTS = [0]
+
+
+class Wrapped(Tensor):
+    """A tensor with a factor, like a quantized weight."""
+
+    SHIFT = 0
+
+    @staticmethod
+    def __new__(cls, inner: Any, by: float) -> Wrapped:
+        """Make a wrapper of the size of ``inner``."""
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        return made
+
+    def __init__(self, inner: Any, by: float) -> None:
+        self.held, self.by = inner, by
+
+    def __tensor_flatten__(self) -> tuple[list[str], list[float]]:
+        return ["held"], [self.by]
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Wrapped:
+        return Wrapped(inner["held"], *meta)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator on plain tensors."""
+        shift = cls.SHIFT + SHIFTS[0]
+        plain = [x.held * x.by + shift if isinstance(x, Wrapped) else x for x in args]
+        return func(*plain, **(kwargs or {}))
+
+
 __all__ = [*(name for name in dir() if not name.startswith("_")), "builtins"]

@@ -108,6 +108,8 @@ def _cached(url: str, part: Mapping[str, Any], place: str) -> Iterator[Any]:
                 torch.compiler.save_cache_artifacts()
         return
     os.environ["S3CACHE_RECALL"] = part["how"]
+    # torch's own key of a graph lacks backward formulas and what a tensor subclass keeps.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{place}/torch"
     mode: Mode = "read-write" if part["save"] else "read-only"
     with s3cache.enabled(url, local_dir=place, mode=mode) as cache:
         assert s3cache.active() is cache
