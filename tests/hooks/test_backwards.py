@@ -220,7 +220,7 @@ def _step(
     compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
     x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
     injected = OSError("injected")
-    with patch.object(internals, "copied", side_effect=injected) if late else nullcontext():
+    with patch.object(internals, "copy_graph", side_effect=injected) if late else nullcontext():
         out = compiled(x)
     owner = _again if fault == "_new_trace" else _rebuild
     broken = patch.object(owner, fault, side_effect=injected) if fault else nullcontext()
