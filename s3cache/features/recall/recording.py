@@ -366,6 +366,8 @@ class Recording:
             self.graphs.append(TracedGraph.of(gm))
         except RefusedError as exc:
             self.graphs.append(exc)
+        except Exception as exc:  # noqa: BLE001 - a graph with an entry is found without this
+            self.graphs.append(RefusedError("error", repr(exc)))
 
     def finish(self, code: types.CodeType, *, has_places: bool, by_key: bool) -> Candidate:
         """Return the candidate with the final bytecode of the frame, or raise RefusedError.
