@@ -25,7 +25,9 @@ _T = TypeVar("_T")
 _HOLDERS = (staticmethod, classmethod, types.MethodType)
 _KINDS = frozenset((types.FunctionType, property, *_HOLDERS))  # functions, and their wrappers
 _Attribute: TypeAlias = "attrgetter[Any]"
-_code, _defaults, _content = map(attrgetter, ("__code__", "__defaults__", "cell_contents"))
+_code, _defaults, _keywords, _content = map(
+    attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "cell_contents")
+)
 
 
 def are_identical(some: Collection[object], others: Collection[object]) -> bool:
@@ -91,10 +93,9 @@ class Functions:
         # By attribute: the owners, the values, and their functions. Only existing defaults are
         # recorded: adding defaults to another function does not change calls that worked.
         self._noted: dict[_Attribute, tuple[list[Any], list[Any], list[Any]]] = {
-            attribute: ([], [], []) for attribute in (_code, _defaults, _content)
+            attribute: ([], [], []) for attribute in (_code, _defaults, _keywords, _content)
         }
-        # Functions with names and values of defaults in a dictionary.
-        self._keywords: list[tuple[types.FunctionType, list[object]]] = []
+        self._in_keywords: list[tuple[object, ...]] = []  # copies of names and values
         self._rebound: dict[int, bool] = {}  # whether a function assigns to a cell, by id
         self.lock = threading.RLock()  # any thread may import a module
 
@@ -121,7 +122,8 @@ class Functions:
         if function.__defaults__:
             self._note(_defaults, function, function)
         if function.__kwdefaults__:
-            self._keywords.append((function, _keywords_of(function)))
+            self._note(_keywords, function, function)
+            self._in_keywords.append(_inside(function))
         for cell in function.__closure__ or ():
             content = content_of(cell)
             if id(cell) not in self._seen and content is not ABSENT:
@@ -145,9 +147,7 @@ class Functions:
             for function, defaults, _ in self._differing(_defaults):
                 if not are_identical(function.__defaults__ or (), defaults):
                     functions.append(function)
-            for function, keywords in self._keywords:
-                if not are_identical(_keywords_of(function), keywords):
-                    functions.append(function)
+            functions += self._with_other_keywords()
             for cell, _, function in self._differing(_content):
                 if not self._is_rebound(cell, function):
                     functions.append(function)
@@ -163,6 +163,16 @@ class Functions:
             changed = [*compress(numbers, map(is_not, map(content_of, owners), values))]
         for number in changed:
             yield owners[number], values[number], functions[number]
+
+    def _with_other_keywords(self) -> Iterator[types.FunctionType]:
+        functions, noted, _ = self._noted[_keywords]
+        items = chain.from_iterable(chain.from_iterable(map(dict.items, noted)))
+        is_same = are_identical([*items], [*chain.from_iterable(self._in_keywords)])
+        if is_same and not [*self._differing(_keywords)]:
+            return
+        for function, inside in zip(functions, self._in_keywords, strict=True):
+            if not are_identical(_inside(function), inside):
+                yield function
 
     def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
         """Return True if one of the variable's functions assigns to it, as its own state."""
@@ -205,9 +215,8 @@ _BINDING = frozenset(
 )
 
 
-def _keywords_of(function: types.FunctionType) -> list[object]:
-    keywords = function.__kwdefaults__ or {}
-    return [*keywords, *keywords.values()]
+def _inside(function: types.FunctionType) -> tuple[object, ...]:
+    return tuple(chain.from_iterable((function.__kwdefaults__ or {}).items()))
 
 
 class Calls:
